@@ -1,0 +1,1 @@
+"""Saving and loading a run. The engine sees only `CheckpointManager` and `TrainingState`."""

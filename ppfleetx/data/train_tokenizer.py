@@ -1,0 +1,125 @@
+"""Training a SentencePiece tokenizer that gives every text back exactly: what tools/train_tokenizer.py does.
+
+Ids 0 to 3 are <unk>, <s>, </s> (end of document) and <pad>, 4 to 259 the bytes, which spell whatever has no piece of
+its own, newlines among them. Text is not normalised and runs of spaces can be pieces. The one text that does not come
+back is U+2581, which SentencePiece uses for the space.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ppfleetx.config.errors import Problem, UserError
+from ppfleetx.data.documents import DEFAULT_SUFFIXES, find_files, read_documents
+
+MODEL_TYPES = ("unigram", "bpe")
+
+#: lines that training sees at most; a larger corpus is sampled, every line with the same chance
+MAX_LINES = 2_000_000
+#: the trainer's sums depend on the number of threads, so it is fixed: same input, same model, on every machine
+_NUM_THREADS = 2
+
+
+def train_sentencepiece(
+    inputs: Sequence[str],
+    output_prefix: str,
+    vocab_size: int,
+    *,
+    model_type: str = "unigram",
+    json_key: str = "text",
+    suffixes: Sequence[str] = DEFAULT_SUFFIXES,
+) -> Path:
+    """Train a tokenizer on files and folders of text; the same input gives the same model, byte for byte.
+
+    Args:
+        inputs: files and folders, plain text or JSON lines.
+        output_prefix: the model is written to `output_prefix`.model.
+        vocab_size: number of ids, the 260 fixed ones included.
+        model_type: "unigram" or "bpe".
+        json_key: key of the text in JSON lines.
+        suffixes: endings of the files taken from folders.
+
+    Returns:
+        Path of the model.
+
+    Raises:
+        UserError: bad input, or a vocabulary too large or too small for the corpus.
+    """
+    lines = _sample(_lines(read_documents(find_files(inputs, suffixes), "line", json_key)), MAX_LINES)
+    if not lines:
+        raise UserError(Problem("--input", list(inputs), "there must be text to train on"))
+    output = Path(f"{output_prefix}.model")
+    aside = output.with_name(f"{output.name}.tmp-{os.getpid()}")
+    model = _train(lines, vocab_size, model_type)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_bytes(model)
+        os.replace(aside, output)
+    except OSError as error:
+        raise UserError(Problem("--output", output_prefix, f"the folder must be writable: {error}")) from None
+    return output
+
+
+def _lines(documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        for line in document.splitlines():
+            if line:
+                yield line
+
+
+def _sample(lines: Iterable[str], size: int) -> list[str]:
+    """At most `size` lines, each kept with the same chance, by a fixed seed (reservoir sampling)."""
+    generator = random.Random(0)  # noqa: S311 - sampling, no secret
+    kept: list[str] = []
+    for number, line in enumerate(lines):
+        if number < size:
+            kept.append(line)
+        elif (place := generator.randrange(number + 1)) < size:
+            kept[place] = line
+    return kept
+
+
+def _train(lines: list[str], vocab_size: int, model_type: str) -> bytes:
+    """The serialised model."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            num_threads=_NUM_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise UserError(_explain(str(error), vocab_size)) from None
+    return model.getvalue()
+
+
+def _explain(message: str, vocab_size: int) -> Problem:
+    """The trainer's C++ message in the user's words."""
+    if match := re.search(r"Vocabulary size too high \(\d+\).*<= (\d+)", message):
+        most = match.group(1)
+        return Problem(
+            "--vocab-size", vocab_size, f"the text yields at most {most} tokens", f"--vocab-size {most}, or more text"
+        )
+    if match := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        rule = f"256 bytes, 4 control tokens and the text's characters need at least {match.group(1)} tokens"
+        return Problem("--vocab-size", vocab_size, rule, f"--vocab-size {match.group(1)} or more")
+    return Problem("--vocab-size", vocab_size, f"SentencePiece cannot train on this text: {message}")

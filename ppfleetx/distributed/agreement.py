@@ -1,0 +1,102 @@
+"""What ranks tell each other over the store: an error that one of them sees, the end of a long job, the farewell."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from ppfleetx.config.errors import Problem, UserError
+from ppfleetx.distributed.store import JobStore
+
+T = TypeVar("T")
+
+#: how long a rank waits for the others where all should come at about the same time, and at the end of the run
+MEETING_TIMEOUT_S = 1800.0
+
+
+class Meetings:
+    """Meetings of all ranks of the job. Each is numbered, so all ranks must hold the same ones in the same order."""
+
+    def __init__(self, store: JobStore):
+        self._store = store
+        self._held: Counter[str] = Counter()
+
+    def agree(self, problem: UserError | None, timeout_s: float = MEETING_TIMEOUT_S) -> None:
+        """Return on all ranks if none has a problem; else raise the lowest such rank's UserError on all.
+
+        Every rank calls it, with its own error or None. A barrier too. RuntimeError after `timeout_s`.
+        """
+        store, key = self._store, self._next("agree")
+        store.put(f"{key}/{store.rank}", _encode(problem))
+        if store.rank == 0:
+            said = [store.take(f"{key}/{rank}", timeout_s, f"rank {rank} to agree") for rank in range(store.world_size)]
+            store.put(key, next((text for text in said if text), ""))
+        found = store.take(key, timeout_s, "all ranks to agree")
+        if found:
+            self._leave_together(key, timeout_s)
+            raise _decode(found)
+
+    def rank0_first(self, name: str, work: Callable[[], T]) -> T | None:
+        """Run `work` on rank 0 while the others wait for its end, however long it takes; they get None.
+
+        Every rank calls it. If `work` fails, rank 0 raises its error; the others raise a RuntimeError naming the phase,
+        or the same error if it is a UserError.
+        """
+        store, key = self._store, self._next("phase")
+        if store.rank != 0:
+            outcome = json.loads(store.take(key, None, name))
+            if outcome["problem"]:
+                store.count(f"{key}/left")
+                raise _decode(outcome["problem"])
+            if outcome["failure"]:
+                raise RuntimeError(f"rank 0 failed in phase {name!r}: {outcome['failure']}")
+            return None
+        try:
+            result = work()
+        except UserError as error:
+            store.put(key, json.dumps({"problem": _encode(error), "failure": ""}))
+            self._leave_together(key, MEETING_TIMEOUT_S)
+            raise
+        except BaseException as error:
+            store.put(key, json.dumps({"problem": "", "failure": f"{type(error).__name__}: {error}"}))
+            raise
+        store.put(key, json.dumps({"problem": "", "failure": ""}))
+        return result
+
+    def farewell(self, timeout_s: float = MEETING_TIMEOUT_S) -> None:
+        """Say that this rank needs nobody any more; rank 0, who serves the store, stays until all have said so."""
+        self._leave_together(self._next("farewell"), timeout_s)
+
+    def _leave_together(self, key: str, timeout_s: float) -> None:
+        """Rank 0 takes the store with it when it exits, so it leaves last."""
+        store = self._store
+        store.count(f"{key}/left")
+        if store.rank == 0:
+            store.wait_for_count(f"{key}/left", store.world_size, timeout_s, "the other ranks to leave")
+
+    def _next(self, kind: str) -> str:
+        self._held[kind] += 1
+        return f"{kind}/{self._held[kind]}"
+
+
+class _Printed:
+    """A value of which only the printed form travelled."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _encode(error: UserError | None) -> str:
+    """The error's problems as text; an empty text for None."""
+    if error is None:
+        return ""
+    return json.dumps([[one.key, repr(one.value), one.rule, one.fix] for one in error.problems])
+
+
+def _decode(text: str) -> UserError:
+    return UserError(*(Problem(key, _Printed(value), rule, fix) for key, value, rule, fix in json.loads(text)))

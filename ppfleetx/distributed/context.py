@@ -1,0 +1,201 @@
+"""The processes of a run, met and grouped: the only caller of fleet.init."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ppfleetx.config.errors import UserError
+from ppfleetx.distributed.agreement import MEETING_TIMEOUT_S, Meetings
+from ppfleetx.distributed.device import check_device, set_device
+from ppfleetx.distributed.store import START_TIMEOUT_S, open_job_store
+from ppfleetx.distributed.topology import AXES, Topology
+
+if TYPE_CHECKING:
+    from paddle.distributed.communication.group import Group
+
+T = TypeVar("T")
+
+#: Fleet's name of each axis
+_FLEET_NAMES = {"dp": "data", "pp": "pipe", "sharding": "sharding", "mp": "model", "sep": "sep"}
+
+_meetings: Meetings | None = None  # the job's store is opened once a process, however many contexts follow
+
+
+class ParallelContext:
+    """This process among the others: its topology, device and groups. Made by `create`.
+
+    With one process there is no distributed stack: no store, no port, no fleet.init, and every group is None.
+
+    Attributes:
+        topology: the numbers; its groups are Fleet's, checked at the start.
+        device: Paddle's name of this process's device, such as `cpu` or `gpu:3`.
+        is_main: this is global rank 0, which prints and writes for all.
+    """
+
+    def __init__(self, topology: Topology, device: str, groups: dict[str, Group], meetings: Meetings | None):
+        self.topology = topology
+        self.device = device
+        self.is_main = topology.device_rank == 0
+        self._groups = groups
+        self._meetings = meetings
+
+    @classmethod
+    def create(cls, topology: Topology, device: str = "cpu", timeout_s: float = START_TIMEOUT_S) -> ParallelContext:
+        """Meet the other processes and set up the groups; every rank calls it with its own topology.
+
+        May be called again in one process with another layout, on all ranks alike.
+
+        Args:
+            topology: its rank and world size must be the launcher's.
+            device: the kind that `Global.device` names.
+            timeout_s: how long to wait for the other processes.
+
+        Raises:
+            UserError: a device or Paddle version that cannot be used, or the job's port is taken.
+            RuntimeError: a rank did not come in time, or Fleet's groups are not the topology's (our bug).
+        """
+        check_device(device)
+        name = set_device(device)
+        if topology.world_size == 1:
+            return cls(topology, name, {}, None)
+        launched = int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        if launched != (topology.device_rank, topology.world_size):
+            raise RuntimeError(f"the launcher says rank {launched[0]} of {launched[1]}, but the topology is {topology}")
+        _die_quietly_on_sigterm()
+        meetings = _meet(topology, device, timeout_s)
+        hybrid = _init_fleet(topology)
+        _compare(topology, hybrid)
+        groups = {axis: _fleet_group(hybrid, axis) for axis in AXES if topology.degrees[axis] > 1}
+        return cls(topology, name, groups, meetings)
+
+    def group(self, axis: str) -> Group | None:
+        """This rank's group on `axis` (dp, pp, sharding, mp, sep); None where the group has one member."""
+        if axis not in AXES:
+            raise ValueError(f"axis {axis!r} must be one of {AXES}")
+        return self._groups.get(axis)
+
+    @property
+    def data_group(self) -> Group | None:
+        """The ranks whose gradients are averaged: for now dp; with sharding it will be dp × sharding."""
+        assert self.topology.degrees["sharding"] == 1, "gradients of sharded ranks are not averaged here yet"
+        return self.group("dp")
+
+    def agree(self, problem: UserError | None, timeout_s: float = MEETING_TIMEOUT_S) -> None:
+        """Return on all ranks if none has a problem; else raise the lowest such rank's UserError on all, so that all
+        processes end alike. Every rank calls it; goes over the store, so it is a barrier without Gloo's 30 s."""
+        if self._meetings is not None:
+            self._meetings.agree(problem, timeout_s)
+        elif problem is not None:
+            raise problem
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do `work` on every rank; a UserError that any of them meets is raised on all, like `agree`'s."""
+        problem, results = None, []
+        try:
+            results.append(work())
+        except UserError as error:
+            problem = error
+        self.agree(problem)
+        return results[0]
+
+    def rank0_first(self, name: str, work: Callable[[], T]) -> T | None:
+        """Run `work` on rank 0 while the others wait for its end, however long it takes; they get None.
+
+        Every rank calls it. Any work of one rank that may take 30 s (an index, a download, a big save) must go
+        through here: otherwise the others die in their next collective. If `work` fails, all ranks raise.
+        """
+        return work() if self._meetings is None else self._meetings.rank0_first(name, work)
+
+    def close(self) -> None:
+        """Say farewell, at the end of a run that went well; every rank calls it. Rank 0 returns last, so that nobody
+        loses the store while still at work. After an error just exit: the launcher ends the others."""
+        if self._meetings is not None:
+            self._meetings.farewell()
+
+    def __enter__(self) -> ParallelContext:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+
+def _meet(topology: Topology, device: str, timeout_s: float) -> Meetings:
+    """Open the job's store, once a process; on CPU, let Paddle set up its groups over it."""
+    global _meetings
+    if _meetings is None:
+        if device == "cpu":
+            os.environ["PADDLE_DISTRI_BACKEND"] = "gloo"  # the launcher sets it only where it sees no GPU
+        store = open_job_store(topology.device_rank, topology.world_size, device, timeout_s)
+        if device == "cpu":
+            from ppfleetx.distributed import gloo  # a GPU run never imports it
+
+            gloo.install(store)
+        _meetings = Meetings(store)
+    return _meetings
+
+
+def _init_fleet(topology: Topology) -> Any:
+    """fleet.init with the topology's degrees and order; gives Fleet's HybridCommunicateGroup.
+
+    Private names: `fleet.fleet._hcg` and `topology._HYBRID_PARALLEL_GROUP`. Fleet keeps the first layout it is given
+    and ignores later ones with a warning; forgetting both lets one set of processes run many layouts.
+    """
+    from paddle.distributed import fleet
+    from paddle.distributed.fleet.base import topology as fleet_topology
+
+    strategy = fleet.DistributedStrategy()
+    strategy.hybrid_configs = {
+        **{f"{axis}_degree": degree for axis, degree in topology.degrees.items()},
+        "order": list(topology.order),
+        # Fleet would broadcast every input over mp, on a GPU only; our ranks read the same data by themselves.
+        "mp_configs": {"need_broadcast_data": False},
+        # Without it Fleet 3.3.1 counts the norm of cut parameters once a sep rank (mp × sep; right everywhere with it).
+        # It must stand here: assigned to a key of `strategy.hybrid_configs` later, it is lost without a word.
+        "split_norm_comm": True,
+    }
+    fleet.fleet._hcg = None
+    fleet_topology._HYBRID_PARALLEL_GROUP = None
+    fleet.init(is_collective=True, strategy=strategy, log_level="ERROR")
+    return fleet.get_hybrid_communicate_group()
+
+
+def _compare(topology: Topology, hybrid: Any) -> None:
+    """RuntimeError unless Fleet numbers and groups the ranks as the topology does. Fleet does not check the order."""
+    fleets = hybrid.topology()
+    coordinate = fleets.get_coord(topology.device_rank)
+    for axis, fleet_name in _FLEET_NAMES.items():
+        ours = (topology.coordinate[axis], topology.groups(axis))
+        theirs = (getattr(coordinate, fleet_name), sorted(fleets.get_comm_list(fleet_name)))
+        if ours != theirs:
+            raise RuntimeError(f"axis {axis}: Topology says (index, groups) {ours}, Fleet says {theirs}; {topology}")
+        info = getattr(topology, f"{axis}_info")
+        if topology.degrees[axis] > 1 and list(_fleet_group(hybrid, axis).ranks) != info.world:
+            raise RuntimeError(f"axis {axis}: Fleet's group is {_fleet_group(hybrid, axis).ranks}; {topology}")
+
+
+def _fleet_group(hybrid: Any, axis: str) -> Group:
+    getters = {
+        "dp": "get_data_parallel_group",
+        "pp": "get_pipe_parallel_group",
+        "sharding": "get_sharding_parallel_group",
+        "mp": "get_model_parallel_group",
+        "sep": "get_sep_parallel_group",
+    }
+    return getattr(hybrid, getters[axis])()
+
+
+def _die_quietly_on_sigterm() -> None:
+    """Let SIGTERM, by which the launcher ends the others when one rank fails, end this process without a word.
+
+    Paddle's own handler prints a C++ stack that looks like the cause. A handler set from Python is left alone.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Paddle set its own below Python's notice

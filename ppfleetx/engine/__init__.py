@@ -1,0 +1,21 @@
+"""The training loop. Names load on first use (PEP 562), so that the command line needs no Paddle to show a config."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppfleetx.engine.data import RunData, open_data
+    from ppfleetx.engine.engine import Engine
+    from ppfleetx.engine.supported import check_supported
+
+_MODULE_OF = {"Engine": "engine", "RunData": "data", "check_supported": "supported", "open_data": "data"}
+
+__all__ = ["Engine", "RunData", "check_supported", "open_data"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,107 @@
+"""The command line that every tool of a run shares: `-c`, `-o`, `--dry-run`, `--world-size`, `--explain`.
+
+Looking at a configuration imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+from ppfleetx.config import EXIT_USER_ERROR, Config, Loaded, Problem, UserError, load_config, world_size_of_launch
+from ppfleetx.config.explain import explain
+from ppfleetx.distributed import Topology
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The shared options."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument(
+        "-c", "--config", action="append", required=True, metavar="FILE", help="YAML file; a further one is laid over"
+    )
+    options.add_argument(
+        "-o",
+        "--override",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set Section.key, after all files",
+    )
+    options.add_argument("--dry-run", action="store_true", help="print the resolved YAML and stop (needs no Paddle)")
+    options.add_argument("--world-size", type=int, metavar="N", help="with --dry-run or --explain: number of processes")
+    options.add_argument("--explain", metavar="KEY", help="say where a value comes from and stop")
+    return options
+
+
+def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: Callable[[Config], None]) -> int:
+    """Loads the configuration and does `work` with it, or only shows it; returns the exit code.
+
+    Args:
+        summary: one line about a configuration, for --dry-run.
+        work: the run. Its failures are recorded and explained (`ppfleetx.engine.failures`).
+    """
+    try:
+        loaded = _load(arguments)
+        if arguments.explain:
+            print(explain(loaded, arguments.explain))
+            return 0
+    except UserError as error:
+        return report(error)
+    if arguments.dry_run:
+        print(loaded.config.to_yaml(), end="")
+        for line in (*(f"warning: {warning}" for warning in loaded.warnings), summary(loaded.config)):
+            print(line, file=sys.stderr)
+        return 0
+    # Paddle looks for a compiler cache at import and warns; nothing is compiled here
+    warnings.filterwarnings("ignore", message="No ccache found")
+    from ppfleetx.engine.failures import guarded  # needs Paddle
+
+    return guarded(loaded, work)
+
+
+def _load(arguments: argparse.Namespace) -> Loaded:
+    launched = world_size_of_launch()
+    world_size = launched if arguments.world_size is None else arguments.world_size
+    if world_size < 1 or (world_size != launched and not (arguments.dry_run or arguments.explain)):
+        raise UserError(
+            Problem(
+                "--world-size",
+                world_size,
+                f"this run has {launched} processes",
+                "use it with --dry-run or --explain only",
+            )
+        )
+    return load_config(arguments.config, arguments.override, world_size)
+
+
+def topology_of(config: Config) -> Topology:
+    """This process's place in the layout of the section `Distributed`."""
+    layout = config.Distributed
+    return Topology(
+        rank_of_launch(),
+        config.derived.world_size,
+        dp_degree=config.derived.dp_degree,
+        pp_degree=layout.pp_degree,
+        sharding_degree=layout.sharding.sharding_degree,
+        mp_degree=layout.mp_degree,
+        sep_degree=layout.sep_degree,
+        order=layout.order,
+    )
+
+
+def rank_of_launch() -> int:
+    """The global rank of this process (0 without a launcher)."""
+    return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+
+
+def report(error: UserError) -> int:
+    """Prints a user's mistake to standard error, on rank 0 only since every rank has the same, and gives the exit code."""
+    if rank_of_launch() == 0:
+        count = len(error.problems)
+        print(f"error: {count} problem{'s' if count > 1 else ''} in what this run was given", file=sys.stderr)
+        print(error, file=sys.stderr, flush=True)
+    return EXIT_USER_ERROR

@@ -1,0 +1,132 @@
+"""The data of a run: datasets of the config, batches of this data rank, and how many updates they make."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.config.schema import SplitConfig
+from ppfleetx.data import Batch, DatasetSpec, GlobalBatchSampler, GPTDataset, load_batches
+from ppfleetx.distributed import Topology
+from ppfleetx.engine.progress import Progress
+
+logger = logging.getLogger("ppfleetx")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Datasets and counts.
+
+    Attributes:
+        train: the training samples, endless.
+        evaluation: the evaluation samples; None where evaluation is off.
+        num_samples: training samples of the run; None: as many as max_steps needs.
+        num_updates: updates of the run.
+    """
+
+    config: Config
+    topology: Topology
+    train: GPTDataset
+    evaluation: GPTDataset | None
+    num_samples: int | None
+    num_updates: int
+
+    def train_batches(self, consumed: int) -> Generator[Batch, None, None]:
+        """This rank's parts of the global batches after `consumed` samples."""
+        split = self.config.Data.Train
+        assert split is not None
+        sampler = self._sampler(self.num_samples, split.sampler.drop_last)
+        return load_batches(self.train, sampler, consumed, split.loader.num_workers)
+
+    def evaluation_batches(self) -> Generator[Batch, None, None]:
+        """This rank's parts of the batches of one evaluation: the same ones each time, a partial last one padded."""
+        split = self.config.Data.Eval
+        assert self.evaluation is not None and split is not None
+        wanted = self.config.Engine.eval_iters * self.config.derived.global_batch_size
+        sampler = self._sampler(min(wanted, self.evaluation.num_samples()), drop_last=False)
+        return load_batches(self.evaluation, sampler, num_workers=split.loader.num_workers)
+
+    def consumed_after(self, consumed: int) -> int:
+        """The position after the batch at `consumed`."""
+        after = consumed + self.config.derived.global_batch_size
+        return after if self.num_samples is None else min(after, self.num_samples)
+
+    def evaluates_after(self, progress: Progress) -> bool:
+        """Whether an evaluation is due after the present update."""
+        return self.evaluation is not None and self._due(progress, self.config.Engine.eval_freq)
+
+    def saves_after(self, progress: Progress) -> bool:
+        """Whether a checkpoint is due after the present update."""
+        derived = self.config.derived
+        if derived.save_steps is not None and progress.step % derived.save_steps == 0:
+            return True
+        by_epoch = self.config.Engine.run_mode == "epoch" and derived.save_epoch is not None
+        return by_epoch and self._due(progress, derived.save_epoch)
+
+    def _due(self, progress: Progress, freq: int) -> bool:
+        """Every `freq` updates, or, with run_mode epoch, whenever another `freq` epochs are complete."""
+        if self.config.Engine.run_mode == "step":
+            return progress.step % freq == 0
+        before = max(progress.consumed_samples - self.config.derived.global_batch_size, 0)
+        return self._epochs(progress.consumed_samples) // freq > self._epochs(before) // freq
+
+    def _epochs(self, consumed: int) -> int:
+        """Epochs complete after `consumed` samples: the epoch that the next sample belongs to."""
+        return self.train.epoch_of(consumed)
+
+    def _sampler(self, num_samples: int | None, drop_last: bool) -> GlobalBatchSampler:
+        data = self.topology.data_info
+        return GlobalBatchSampler(self.config.derived.global_batch_size, data.rank, data.size, num_samples, drop_last)
+
+
+def open_data(config: Config, topology: Topology) -> RunData:
+    """Opens what the run reads.
+
+    Raises:
+        UserError: a corpus is missing, broken, too small or does not fit the vocabulary.
+    """
+    assert config.Data.Train is not None
+    train = GPTDataset(_spec(config, config.Data.Train, "Train"))
+    evaluates = config.Engine.eval_freq > 0 and config.Engine.eval_iters > 0 and config.Data.Eval is not None
+    evaluation = GPTDataset(_spec(config, config.Data.Eval, "Eval")) if evaluates and config.Data.Eval else None
+    num_samples, num_updates = _length(config, train)
+    batch = config.derived.global_batch_size
+    read = num_updates * batch if num_samples is None else min(num_samples, num_updates * batch)
+    logger.info(
+        "training data: %s documents, %s samples an epoch; %s updates of %s samples read %s samples, %.2f epochs%s",
+        f"{train.corpus.num_documents:,}", f"{train.num_samples():,}", f"{num_updates:,}", batch, f"{read:,}",
+        read / train.num_samples(), " (the data repeats)" if read > train.num_samples() else "",
+    )  # fmt: skip
+    return RunData(config, topology, train, evaluation, num_samples, num_updates)
+
+
+def _length(config: Config, train: GPTDataset) -> tuple[int | None, int]:
+    """(samples of the run or None for endless, updates of the run)."""
+    engine = config.Engine
+    if engine.run_mode == "step":
+        return None, engine.max_steps
+    assert config.Data.Train is not None
+    num_samples = train.num_samples(engine.num_train_epochs)
+    batch = config.derived.global_batch_size
+    num_updates = num_samples // batch if config.Data.Train.sampler.drop_last else -(-num_samples // batch)
+    if num_updates == 0:
+        rule = f"{engine.num_train_epochs} epochs hold {num_samples} samples, less than one global batch of {batch}"
+        raise UserError(
+            Problem("Engine.num_train_epochs", engine.num_train_epochs, rule, "-o Data.Train.sampler.drop_last=false")
+        )
+    return num_samples, num_updates if engine.max_steps < 0 else min(num_updates, engine.max_steps)
+
+
+def _spec(config: Config, split: SplitConfig, mode: str) -> DatasetSpec:
+    dataset = split.dataset
+    return DatasetSpec(
+        input_dir=dataset.input_dir,
+        split=dataset.split,
+        mode=mode,
+        seq_len=dataset.max_seq_len,
+        seed=config.Global.seed,
+        vocab_size=config.Model.vocab_size,
+        eos_id=dataset.eos_id,
+    )

@@ -1,0 +1,43 @@
+"""The `Debug` section at work: failures made on purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+import paddle
+
+from ppfleetx.config.schema import FaultConfig
+
+#: exit code of `Debug.fault.kind: exit`
+FAULT_EXIT_CODE = 7
+
+
+class Fault:
+    """The fault of one update on one rank; does nothing on other updates and ranks."""
+
+    def __init__(self, section: FaultConfig | None, rank: int, step: int):
+        due = section is not None and section.rank == rank and section.step == step
+        self.kind = section.kind if due and section is not None else None
+
+    def strike(self, parameters: Sequence[paddle.Tensor]) -> None:
+        """Called before the update's forward pass."""
+        if self.kind == "raise":
+            raise RuntimeError("Debug.fault: raise")
+        if self.kind == "exit":
+            os._exit(FAULT_EXIT_CODE)
+        if self.kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.kind == "hang":
+            time.sleep(10**6)
+        if self.kind == "nan_weight":
+            with paddle.no_grad():
+                parameters[0].fill_(float("nan"))
+
+    def spoil_gradient(self, parameters: Sequence[paddle.Tensor]) -> None:
+        """Called after the backward pass, before gradients are reduced."""
+        if self.kind == "inf_grad":
+            with paddle.no_grad():
+                parameters[0].grad.fill_(float("inf"))

@@ -1,0 +1,168 @@
+"""The training loop and evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from pathlib import Path
+
+import paddle
+from paddle import nn
+
+from ppfleetx.checkpoint.manager import KEY, CheckpointManager
+from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.data import Batch
+from ppfleetx.distributed import ParallelContext, RNGStatesTracker
+from ppfleetx.engine import resume
+from ppfleetx.engine.data import RunData
+from ppfleetx.engine.debug import Fault
+from ppfleetx.engine.failures import RunError
+from ppfleetx.engine.progress import Progress
+from ppfleetx.engine.run_log import RunLog
+from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
+from ppfleetx.layers.parameter import logical_parameters
+from ppfleetx.metrics.console import ALL_RANKS_LOGGER
+from ppfleetx.metrics.records import EvalRecord
+from ppfleetx.optim.schedules import Schedule, build_schedule
+
+logger = logging.getLogger("ppfleetx")
+every_rank = logging.getLogger(ALL_RANKS_LOGGER)
+
+
+class Engine:
+    """Trains a model; every rank holds one and makes the same calls.
+
+    Args:
+        config: the run's configuration.
+        context: this rank's place and groups.
+        tracker: the random streams, seeded.
+        model: ids → logits.
+        optimizer: over the model's parameters.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        context: ParallelContext,
+        tracker: RNGStatesTracker,
+        model: nn.Layer,
+        optimizer: paddle.optimizer.Optimizer,
+    ):
+        self.config, self.context, self.tracker = config, context, tracker
+        self.model, self.optimizer = model, optimizer
+        self.parameters = logical_parameters(model)
+        self.train_step = TrainStep(config, context, model, optimizer)
+        self.progress = Progress()
+        self.output_dir = Path(config.Engine.save_load.output_dir)
+        self.checkpoints = CheckpointManager(self.output_dir, context)
+        self.resumed_from: Path | None = None
+        self._saved_step: int | None = None
+
+    def restore(self) -> None:
+        """Resumes from `Engine.save_load.ckpt_dir` if it names a checkpoint.
+
+        Raises:
+            UserError: there is no such checkpoint, or it does not fit.
+        """
+        wanted = self.config.Engine.save_load.ckpt_dir
+        path = self.checkpoints.find(wanted)
+        if path is None:
+            if wanted is not None:
+                logger.info("%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
+            return
+        self.context.together(lambda: resume.restore(self, path))
+        self.resumed_from, self._saved_step = path, self.progress.step
+
+    def fit(self, data: RunData) -> None:
+        """Runs updates until the end of the run; logs, evaluates and saves on the way, and saves at the end.
+
+        Raises:
+            RunError: the loss or the gradient is not finite, or float16 skipped too many updates in a row.
+        """
+        self.context.rank0_first("settle output_dir", lambda: resume.settle_output_dir(self))
+        schedule = build_schedule(self.config.Optimizer.lr, data.num_updates)
+        self.model.train()
+        batches = data.train_batches(self.progress.consumed_samples)
+        with contextlib.closing(batches), RunLog(self, data, schedule) as log:
+            for batch in itertools.islice(batches, data.num_updates - self.progress.step):
+                try:
+                    result = self._update(batch, data, schedule)
+                except Exception as error:
+                    error.step = self.progress.step + 1  # type: ignore[attr-defined]  # for the failure's record
+                    raise
+                log.after_update(result, batch.epoch)
+                if data.evaluates_after(self.progress):
+                    with log.pause():
+                        began = time.perf_counter()
+                        log.after_evaluation(*self.evaluate(data), time.perf_counter() - began)
+                if data.saves_after(self.progress):
+                    with log.pause():
+                        self.save()
+            if self._saved_step != self.progress.step:
+                self.save()
+
+    def evaluate(self, data: RunData) -> tuple[float, int]:
+        """(mean loss over the predicted tokens of the evaluation data, number of batches); every rank must call it."""
+        self.model.eval()
+        loss_sum = tokens = 0.0
+        count = 0
+        with contextlib.closing(data.evaluation_batches()) as batches:
+            for batch in batches:
+                sums = self.train_step.evaluate(batch)
+                loss_sum, tokens, count = loss_sum + sums[0], tokens + sums[1], count + 1
+        self.model.train()
+        return loss_sum / max(tokens, 1.0), count
+
+    def report_evaluation(self, data: RunData) -> None:
+        """Evaluates the restored checkpoint and logs the result; every rank must call it.
+
+        Raises:
+            UserError: there is no checkpoint, or evaluation is off.
+        """
+        if self.resumed_from is None:
+            rule = "evaluation needs a checkpoint"
+            raise UserError(
+                Problem(KEY, self.config.Engine.save_load.ckpt_dir, rule, f"-o {KEY}=auto, or a step_N folder")
+            )
+        if data.evaluation is None:
+            rule = "evaluation is off: it needs Data.Eval, eval_freq and eval_iters above 0"
+            raise UserError(Problem("Engine.eval_iters", self.config.Engine.eval_iters, rule))
+        began = time.perf_counter()
+        loss, batches = self.evaluate(data)
+        cost_s = (time.perf_counter() - began) / max(batches, 1)
+        record = EvalRecord(step=self.progress.step, loss=loss, batches=batches, avg_batch_cost_s=cost_s)
+        logger.info("%s", record.line())
+
+    def save(self) -> None:
+        """Saves a checkpoint of the present step; every rank must call it."""
+        path = self.checkpoints.save(self.progress.step, resume.capture(self))
+        self._saved_step = self.progress.step
+        logger.info("saved %s", path)
+
+    def _update(self, batch: Batch, data: RunData, schedule: Schedule) -> StepResult:
+        """One update, counted; `progress` moves only if it succeeds."""
+        progress, step = self.progress, self.progress.step + 1
+        rank = self.context.topology.device_rank
+        fault = Fault(self.config.Debug.fault, rank, step)
+        if self.config.Debug.log_sample_ids:
+            every_rank.info("[sample_ids] step: %d, rank: %d, ids: %s", step, rank, batch.sample_ids.tolist())
+        fault.strike(self.train_step.parameters)
+        try:
+            result = self.train_step.run(batch, schedule(progress.step - progress.skipped_steps), fault)
+        except NotFinite as error:
+            raise RunError(
+                f"step {step}: {error}. The update was not made; the last checkpoint stands. "
+                "Lower Optimizer.lr.max_lr, set Optimizer.grad_clip.clip_norm, or look at the samples with Debug.log_sample_ids"
+            ) from None
+        progress.step = step
+        progress.consumed_samples = data.consumed_after(progress.consumed_samples)
+        progress.skipped_in_row = 0 if result.applied else progress.skipped_in_row + 1
+        progress.skipped_steps += not result.applied
+        if progress.skipped_in_row >= self.config.Engine.max_skipped_steps:
+            raise RunError(
+                f"step {step}: float16 overflowed {progress.skipped_in_row} times in a row (Engine.max_skipped_steps); "
+                "try Engine.mix_precision.dtype=bfloat16 or a lower learning rate"
+            )
+        return result

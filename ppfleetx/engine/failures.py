@@ -1,0 +1,122 @@
+"""What happens when a run fails after its start: one record a rank, and the earliest of them shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from ppfleetx.checkpoint.files import write_json
+from ppfleetx.config import Config, Loaded, UserError
+from ppfleetx.engine.command import rank_of_launch, report
+from ppfleetx.metrics.console import setup_logging
+
+logger = logging.getLogger("ppfleetx")
+
+#: exit code of a run that failed after its start
+EXIT_FAILURE = 1
+#: exit code of a run that Ctrl-C ended
+EXIT_INTERRUPTED = 130
+#: a rank that fails because another died waits this long for the other's record
+_GRACE_S = 1.0
+
+
+class RunError(Exception):
+    """A failure of the run that its message explains (a non-finite loss, say); shown without a traceback."""
+
+
+def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
+    """Does `work` with the configuration and turns what goes wrong into messages and an exit code.
+
+    0: done. 2: a user's mistake, shown without traceback. 130: interrupted. 1: anything else, recorded in
+    `error.rankN.json`.
+    """
+    config, rank, started = loaded.config, rank_of_launch(), time.time()
+    folder = log_folder(config.Engine.save_load.output_dir)
+    setup_logging(is_main=rank == 0)
+    for warning in loaded.warnings:
+        logger.info("warning: %s", warning)
+    try:
+        clear(folder, rank)
+        paddle.set_flags(dict(config.Global.flags))
+        work(config)
+    except UserError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        record(error, folder, rank, step=getattr(error, "step", 0))
+        return explain(error, folder, rank, started)
+    return 0
+
+
+def log_folder(output_dir: str) -> Path:
+    """Where records go: the launcher's log folder, or the run's own."""
+    return Path(os.environ.get("PADDLE_LOG_DIR") or output_dir)
+
+
+def record(error: BaseException, folder: Path, rank: int, step: int) -> None:
+    """Writes `error.rankN.json`: time, step, error, traceback."""
+    folder.mkdir(parents=True, exist_ok=True)
+    entry = {
+        "time": time.time(),
+        "rank": rank,
+        "step": step,
+        "error": f"{type(error).__name__}: {error}",
+        "traceback": traceback.format_exception(error),
+    }
+    write_json(folder / f"error.rank{rank}.json", entry)
+
+
+def clear(folder: Path, rank: int) -> None:
+    """Removes this rank's record of an earlier run, which would be taken for the cause of a later failure."""
+    (folder / f"error.rank{rank}.json").unlink(missing_ok=True)
+
+
+def explain(error: BaseException, folder: Path, rank: int, started: float) -> int:
+    """Prints why the run failed, and gives the exit code.
+
+    A rank whose peer died sees only a broken connection: it shows the earliest record of this run instead.
+
+    Args:
+        error: what this rank saw, already recorded.
+        folder: see `log_folder`.
+        rank: this rank.
+        started: when this run started (time.time()); older records are not its own.
+    """
+    if isinstance(error, RunError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_FAILURE
+    traceback.print_exception(error, file=sys.stderr)
+    if "gloo" in str(error).lower() or "nccl" in str(error).lower():
+        time.sleep(_GRACE_S)
+    first = _earliest(folder, started)
+    if first is not None and first["rank"] != rank:
+        path = folder / f"error.rank{first['rank']}.json"
+        print(
+            f"error: rank {first['rank']} failed first, in step {first['step']}: {first['error']} (see {path})",
+            file=sys.stderr,
+            flush=True,
+        )
+    return EXIT_FAILURE
+
+
+def _earliest(folder: Path, started: float) -> dict[str, Any] | None:
+    records = []
+    for path in folder.glob("error.rank*.json"):
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            continue
+        if entry["time"] >= started:
+            records.append(entry)
+    return min(records, key=lambda entry: entry["time"], default=None)

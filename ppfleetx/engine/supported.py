@@ -1,0 +1,34 @@
+"""What this version can train; the rest resolves (`--dry-run`) and is refused here, before anything is built."""
+
+from __future__ import annotations
+
+import logging
+
+from ppfleetx.config import Config, Problem, UserError
+
+logger = logging.getLogger("ppfleetx")
+
+_NOT_YET = "this version trains with data parallelism only; other layouts resolve with --dry-run"
+
+
+def check_supported(config: Config) -> None:
+    """Refuses what cannot be trained yet.
+
+    Raises:
+        UserError: with all such settings.
+    """
+    layout, precision = config.Distributed, config.Engine.mix_precision
+    degrees = {
+        "Distributed.mp_degree": layout.mp_degree,
+        "Distributed.pp_degree": layout.pp_degree,
+        "Distributed.sep_degree": layout.sep_degree,
+        "Distributed.sharding.sharding_degree": layout.sharding.sharding_degree,
+    }
+    problems = [Problem(key, degree, _NOT_YET, f"-o {key}=1") for key, degree in degrees.items() if degree > 1]
+    if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
+        key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
+        problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
+    if problems:
+        raise UserError(*problems)
+    if config.Optimizer.tensor_fusion:
+        logger.warning("Optimizer.tensor_fusion has no effect in this version: parameters are updated one by one")

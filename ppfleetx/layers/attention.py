@@ -1,0 +1,112 @@
+"""Causal self-attention.
+
+Shapes: s sequence, b batch, h hidden, n local heads, d head dim. Outside [s, b, h]; the kernel works on [b, n, s, d].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from ppfleetx.layers.dropout import CUT, Dropout
+from ppfleetx.layers.linear import ColumnParallelLinear, RowParallelLinear
+from ppfleetx.layers.parameter import ParameterMaker
+from ppfleetx.layers.recompute import RecomputePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions:
+    """What an attention layer is told about itself.
+
+    Attributes:
+        heads, head_dim: of the whole layer.
+        dropout: share of attention probabilities that are dropped.
+        qk_divisor: q·k is divided by this before, and multiplied by it after the cast to float32; it changes nothing in
+            exact arithmetic and keeps float16 in range (`scale_qk_by_layer_num`).
+        fused_qkv: one linear for query, key and value.
+        fused_linear, fused_softmax, flash: GPU kernels.
+    """
+
+    heads: int
+    head_dim: int
+    dropout: float = 0.0
+    qk_divisor: float = 1.0
+    fused_qkv: bool = True
+    fused_linear: bool = False
+    fused_softmax: bool = False
+    flash: bool = False
+
+
+class CausalSelfAttention(nn.Layer):
+    """Multi-head attention in which a position sees itself and what is before it (Vaswani et al. 2017)."""
+
+    def __init__(self, path: str, options: AttentionOptions, maker: ParameterMaker, plan: RecomputePlan, block: int):
+        super().__init__()
+        self.options = options
+        names = ("qkv",) if options.fused_qkv else ("q", "k", "v")
+        self.inputs = nn.LayerList(
+            [ColumnParallelLinear(f"{path}.{name}", maker, options.fused_linear) for name in names]
+        )
+        self.out = RowParallelLinear(f"{path}.out", maker, options.fused_linear)
+        self.core = CoreAttention(options, Dropout(options.dropout, CUT, maker.tracker))
+        self._call_core = plan.caller("core_attn", block)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[s, b, h] → [s, b, h]."""
+        q, k, v = self._query_key_value(x)
+        return self.out(self._call_core(self.core, q, k, v))
+
+    def _query_key_value(self, x: paddle.Tensor) -> list[paddle.Tensor]:
+        """Three tensors [s, b, n, d]; the fused linear's columns lie as [n, 3, d], so that a cut keeps heads whole."""
+        s, b, _ = x.shape
+        d = self.options.head_dim
+        if self.options.fused_qkv:
+            return self.inputs[0](x).reshape([s, b, -1, 3, d]).unbind(3)
+        return [linear(x).reshape([s, b, -1, d]) for linear in self.inputs]
+
+
+class CoreAttention(nn.Layer):
+    """softmax(mask(q·kᵀ/√d))·v, with dropout on the probabilities."""
+
+    def __init__(self, options: AttentionOptions, dropout: Dropout):
+        super().__init__()
+        self.options = options
+        self.dropout = dropout
+        self.scale = 1.0 / (options.head_dim**0.5 * options.qk_divisor)
+
+    def forward(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
+        """q, k, v [s, b, n, d] → [s, b, n·d]."""
+        s, b, n, d = q.shape
+        if self.options.flash:
+            return self._flash(q, k, v)
+        q, k, v = (tensor.transpose([1, 2, 0, 3]) for tensor in (q, k, v))
+        scores = paddle.matmul(q * self.scale, k, transpose_y=True)  # [b, n, s, s]
+        probabilities = self.dropout(self._softmax(scores))
+        return paddle.matmul(probabilities, v).transpose([2, 0, 1, 3]).reshape([s, b, n * d])
+
+    def _softmax(self, scores: paddle.Tensor) -> paddle.Tensor:
+        """Masked softmax in float32, back in the type of the scores."""
+        divisor, dtype = self.options.qk_divisor, scores.dtype
+        if self.options.fused_softmax and divisor == 1 and scores.place.is_gpu_place():
+            return paddle.incubate.softmax_mask_fuse_upper_triangle(scores)
+        scores = scores.astype("float32")
+        if divisor != 1:
+            scores = scores * divisor
+        return F.softmax(scores + _causal_mask(scores.shape[-1]), axis=-1).astype(dtype)
+
+    def _flash(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
+        """Flash attention (GPU, half precision); it masks, scales and drops inside, in float32."""
+        s, b, n, d = q.shape
+        q, k, v = (tensor.transpose([1, 0, 2, 3]) for tensor in (q, k, v))  # [b, s, n, d]
+        p = self.options.dropout if self.training else 0.0
+        with self.dropout.tracker.rng_state(self.dropout.stream):
+            out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, training=self.training)
+        return out.transpose([1, 0, 2, 3]).reshape([s, b, n * d])
+
+
+def _causal_mask(length: int) -> paddle.Tensor:
+    """float32 [length, length]: 0 where column ≤ row, else −1e30 (finite: a row of −inf would make NaN)."""
+    return paddle.triu(paddle.full([length, length], -1e30, "float32"), diagonal=1)

@@ -1,0 +1,23 @@
+"""Normalisation layers; their parameters are whole on every tensor rank."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from ppfleetx.layers.parameter import ParameterMaker
+
+
+class LayerNorm(nn.Layer):
+    """Layer normalisation over the last dim (Ba et al. 2016): [..., h] → [..., h]."""
+
+    def __init__(self, path: str, maker: ParameterMaker, epsilon: float = 1e-5):
+        super().__init__()
+        self.weight = maker.create(self, f"{path}.weight")
+        self.bias = maker.create(self, f"{path}.bias")
+        self.epsilon = epsilon
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[..., h] → [..., h]."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)

@@ -1,0 +1,70 @@
+"""Runs `tools/train.py` for tests: in this process, or as real processes through the launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.launch import LaunchResult, launch
+from tools.train import main
+
+REPO = Path(__file__).resolve().parents[1]
+TINY = "configs/debug/tiny_gpt.yaml"
+NO_DROPOUT = ("Model.hidden_dropout_prob=0", "Model.attention_probs_dropout_prob=0")
+
+
+class Outcome(NamedTuple):
+    """What a run left.
+
+    Attributes:
+        code: exit code (of the launcher, for several processes).
+        output: its output_dir.
+        launched: the launch, for several processes.
+    """
+
+    code: int
+    output: Path
+    launched: LaunchResult | None = None
+
+    def records(self, kind: str = "train") -> list[dict[str, Any]]:
+        """The records of metrics.jsonl."""
+        lines = (self.output / "metrics.jsonl").read_text().splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+    def losses(self) -> list[float]:
+        """The training losses, in order."""
+        return [record["loss"] for record in self.records()]
+
+    def weights(self, step: int) -> dict[str, np.ndarray]:
+        """The weights of a checkpoint by logical name."""
+        return load_file(self.output / f"step_{step:08d}" / "weights.safetensors")
+
+
+def arguments(output: Path, *overrides: str, config: str = TINY) -> list[str]:
+    """Command line of a quiet run of the tiny model: no VisualDL, no evaluation, one checkpoint at the end."""
+    quiet = ["Engine.visualdl=false", "Engine.eval_freq=0", "Engine.save_load.save_steps=-1"]
+    return ["-c", str(REPO / config), "-o", *quiet, *_data(), f"Engine.save_load.output_dir={output}", *overrides]
+
+
+def train(output: Path, *overrides: str, config: str = TINY) -> Outcome:
+    """One process: this one."""
+    return Outcome(main(arguments(output, *overrides, config=config)), output)
+
+
+def train_on(nproc: int, output: Path, *overrides: str, timeout: float = 120.0) -> Outcome:
+    """`nproc` real processes through the launcher."""
+    result = launch([REPO / "tools/train.py", *arguments(output, *overrides)], nproc, timeout=timeout, cwd=REPO)
+    return Outcome(result.returncode, output, result)
+
+
+def same_weights(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    """Whether two sets of weights are equal to the bit."""
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def _data() -> list[str]:
+    return [f"Data.{mode}.dataset.input_dir={REPO / 'configs/debug/data'}" for mode in ("Train", "Eval")]

@@ -1,0 +1,87 @@
+"""Documents from files."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from ppfleetx.config.errors import UserError
+from ppfleetx.data.documents import find_files, read_documents
+
+
+def documents_of(path, **options):
+    return list(read_documents([path], **options))
+
+
+@pytest.mark.parametrize(
+    "split_by, documents",
+    [
+        ("file", ["a  b\r\n\n\n c\nd\n\n"]),
+        ("line", ["a  b", "", "", " c", "d", ""]),
+        ("blank-line", ["a  b", " c\nd"]),
+    ],
+)
+def test_plain_text(tmp_path, split_by, documents):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a  b\r\n\n\n c\nd\n\n")
+    assert documents_of(path, split_by=split_by) == documents
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
+def test_json_lines(tmp_path, name):
+    content = b'{"text": "one\\ntwo", "id": 3}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert documents_of(tmp_path / name) == ["one\ntwo", "", "é"]
+
+
+def test_json_key_and_compressed_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"content": "x"}')
+    assert documents_of(tmp_path / "a.jsonl", json_key="content") == ["x"]
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfx\n"))
+    assert documents_of(tmp_path / "a.txt.gz") == ["x\n"]
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        (b'{"text": "x"', "every line must be one JSON object"),
+        (b'["x"]', "not list"),
+        (b'{"content": "x"}', "must have the key 'text'; it has 'content'"),
+        (b"{}", "it has none"),
+        (b'{"text": null}', "must be text, not NoneType"),
+        (b'{"text": "\xff"}', "utf-8"),
+        (b'{"text": "\\ud800"}', "UTF-8 can write"),
+    ],
+)
+def test_bad_json_line_is_named_by_file_and_number(tmp_path, line, told):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(UserError, match=told) as caught:
+        documents_of(path)
+    assert caught.value.problems[0].value == f"{path} line 3"
+
+
+def test_unreadable_files_are_named(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(UserError, match=r"latin\.txt'\n  rule: text must be UTF-8; byte 0xe9"):
+        documents_of(tmp_path / "latin.txt")
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    with pytest.raises(UserError, match=r"cut\.txt\.gz"):
+        documents_of(tmp_path / "cut.txt.gz")
+
+
+def test_files_of_a_folder_are_sorted_and_chosen_by_ending(tmp_path):
+    for name in ("b.txt", "a/z.jsonl", "a/x.txt.gz", "c.pyc", ".git/d.txt", ".e.txt", "f.dat"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert find_files([tmp_path]) == [tmp_path / name for name in ("a/x.txt.gz", "a/z.jsonl", "b.txt")]
+    assert find_files([tmp_path], [".dat"]) == [tmp_path / "f.dat"]
+    assert find_files([tmp_path / "f.dat", tmp_path / "b.txt"]) == [tmp_path / "f.dat", tmp_path / "b.txt"]
+
+
+def test_missing_input(tmp_path):
+    with pytest.raises(UserError, match="no such file or folder"):
+        find_files([tmp_path / "none"])
+    with pytest.raises(UserError, match=r"must hold files ending in \.txt"):
+        find_files([tmp_path])

@@ -1,0 +1,96 @@
+"""Tokenize text into a corpus for training.
+
+    python tools/preprocess_data.py --input texts/ --output-prefix data/corpus --tokenizer data/spm.model --append-eos
+
+writes data/corpus.bin, data/corpus.idx and data/corpus_meta.json; training reads them with
+`Data.Train.dataset.input_dir: data` (every corpus of the folder) or `data/corpus` (this one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
+from ppfleetx.data.documents import DEFAULT_SUFFIXES, SPLIT_BY
+from ppfleetx.data.preprocess import PreprocessJob, preprocess_corpus
+from ppfleetx.data.token_files import FORMATS
+
+
+def parse_args(argv: list[str] | None) -> PreprocessJob:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "--input",
+        dest="inputs",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="PATH",
+        help="files and folders of text; .json and .jsonl hold one object a line",
+    )
+    add(
+        "--output-prefix", "--output_prefix", required=True, metavar="PREFIX", help="path of the corpus, without suffix"
+    )
+    add(
+        "--tokenizer",
+        required=True,
+        metavar="PATH",
+        help="SentencePiece .model, tokenizer.json, a folder with vocab.json and merges.txt, or the word bytes",
+    )
+    add(
+        "--format",
+        choices=list(FORMATS),
+        default="megatron",
+        help="megatron: .bin/.idx; fleetx: _ids.npy/_idx.npz (default: %(default)s)",
+    )
+    add(
+        "--json-key",
+        "--json_key",
+        default="text",
+        metavar="KEY",
+        help="key of the text in JSON lines (default: %(default)s)",
+    )
+    add("--append-eos", "--append_eos", action="store_true", help="end every document with the end-of-document token")
+    add(
+        "--split-by",
+        "--split_by",
+        choices=SPLIT_BY,
+        default="file",
+        help="what a document of plain text is (default: %(default)s)",
+    )
+    add(
+        "--suffix",
+        dest="suffixes",
+        nargs="+",
+        default=list(DEFAULT_SUFFIXES),
+        metavar=".EXT",
+        help=f"files taken from folders (default: {' '.join(DEFAULT_SUFFIXES)})",
+    )
+    add("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: %(default)s)")
+    add("--overwrite", action="store_true", help="replace a corpus that is there")
+    return PreprocessJob(**vars(parser.parse_args(argv)))
+
+
+def main(argv: list[str] | None = None) -> int:
+    from tqdm import tqdm
+
+    job = parse_args(argv)
+    try:
+        # disable=None: a bar only where standard error is a terminal
+        with tqdm(unit=" documents", disable=None) as bar:
+            summary = preprocess_corpus(job, bar.update)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(summary)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,43 @@
+"""Trains a model: `python tools/train.py -c configs/debug/tiny_gpt.yaml -o Engine.max_steps=100`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppfleetx.config import Config
+from ppfleetx.engine import command
+from ppfleetx.models.gpt.spec import summary
+
+
+def train(config: Config) -> None:
+    """The straight line of a run."""
+    from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
+    from ppfleetx.engine import Engine, check_supported, open_data
+    from ppfleetx.layers.parameter import logical_parameters
+    from ppfleetx.models.gpt.pieces import build_model
+    from ppfleetx.optim import build_optimizer
+
+    check_supported(config)
+    topology = command.topology_of(config)
+    with ParallelContext.create(topology, config.Global.device) as context:
+        seed_streams(topology, config.Global.seed)
+        tracker = get_rng_state_tracker()
+        model = build_model(config, tracker)
+        optimizer = build_optimizer(config, logical_parameters(model))
+        engine = Engine(config, context, tracker, model, optimizer)
+        data = context.together(lambda: open_data(config, topology))
+        engine.restore()
+        engine.fit(data)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    return command.run(command.parser(__doc__ or "").parse_args(argv), summary, train)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

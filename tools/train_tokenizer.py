@@ -1,0 +1,83 @@
+"""Train a SentencePiece tokenizer on text.
+
+    python tools/train_tokenizer.py --input texts/ --vocab-size 8000 --output data/spm
+
+writes data/spm.model. Ids 0 to 3 are <unk>, <s>, </s> and <pad>; 4 to 259 are bytes. Text comes back exactly, newlines
+and runs of spaces included. The same input gives the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
+from ppfleetx.data.documents import DEFAULT_SUFFIXES
+from ppfleetx.data.train_tokenizer import MODEL_TYPES, train_sentencepiece
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add(
+        "--input",
+        dest="inputs",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="PATH",
+        help="files and folders of text; .json and .jsonl hold one object a line",
+    )
+    add(
+        "--vocab-size",
+        "--vocab_size",
+        type=int,
+        required=True,
+        metavar="N",
+        help="number of ids, the 260 fixed ones included",
+    )
+    add("--output", required=True, metavar="PREFIX", help="the model is written to PREFIX.model")
+    add("--model-type", "--model_type", choices=MODEL_TYPES, default="unigram", help="default: %(default)s")
+    add(
+        "--json-key",
+        "--json_key",
+        default="text",
+        metavar="KEY",
+        help="key of the text in JSON lines (default: %(default)s)",
+    )
+    add(
+        "--suffix",
+        dest="suffixes",
+        nargs="+",
+        default=list(DEFAULT_SUFFIXES),
+        metavar=".EXT",
+        help=f"files taken from folders (default: {' '.join(DEFAULT_SUFFIXES)})",
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    try:
+        model = train_sentencepiece(
+            args.inputs,
+            args.output,
+            args.vocab_size,
+            model_type=args.model_type,
+            json_key=args.json_key,
+            suffixes=args.suffixes,
+        )
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(f"wrote {model}: {args.vocab_size} tokens ({args.model_type})")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
