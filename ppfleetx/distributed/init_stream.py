@@ -3,8 +3,8 @@
 A parameter's numbers are a function of (seed, logical name, index in the whole parameter). The parameter's elements,
 in row-major order, are drawn in blocks of BLOCK; block j starts a Philox generator of its own, keyed by (seed, name)
 and counting from j · 2^192. A rank draws the blocks its part touches and keeps its part, so cutting never changes a
-number, and no rank ever holds a copy of the whole. NumPy promises Philox's bits for ever; its normal sampler has been the
-same since 1.17, and a test with fixed values watches it.
+number, and no rank ever holds a copy of the whole. (NumPy promises Philox's bits for ever, but not its normal sampler:
+a test with fixed values watches that.)
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ class Meter:
         cost_s = max(self._clock() - self._began, 1e-9) / len(self._steps)
         tokens_per_second = self.tokens_per_update / cost_s
         each = tokens_per_second / self.world_size
-        known = self.flops_per_token and self.peak_flops
+        mfu = None
+        if self.flops_per_token and self.peak_flops:
+            mfu = self.flops_per_token * each / self.peak_flops
         result = Window(
             loss=_mean(losses),
             grad_norm=_mean(norms) if norms else None,
@@ -103,7 +105,7 @@ class Meter:
             avg_batch_cost_s=cost_s,
             tokens_per_second=tokens_per_second,
             tokens_per_second_per_device=each,
-            mfu=self.flops_per_token * each / self.peak_flops if known else None,  # type: ignore[operator]
+            mfu=mfu,
         )
         self._start()
         return result

@@ -87,11 +87,7 @@ class Profiling:
         profiler.stop()
         if self._rank:
             return
-        logger.info(
-            "profile written to %s; look at it with chrome://tracing or visualdl --logdir %s",
-            self._folder,
-            self._folder,
-        )
+        logger.info("profile written to %s; open the traces in chrome://tracing", self._folder)
         flags = self._config.summary
         views = [
             getattr(SummaryView, view) for flag, view in _VIEWS.items() if self._config.detailed or getattr(flags, flag)

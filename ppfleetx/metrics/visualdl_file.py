@@ -1,8 +1,8 @@
 """The VisualDL scalars of a run: a view of `metrics.jsonl` in VisualDL's own file format.
 
-`visualdl.LogWriter` is not used: it opens a new file for each start (VisualDL shows only the newest), prints, and writes
-from a thread, so that a kill loses points. Here one file holds the run, and a resume writes it anew from the records
-that still hold. A server that is open meanwhile goes on; restart it to be rid of points that were moved aside.
+`visualdl.LogWriter` is not used: it opens a new file for each start (VisualDL shows only the newest), prints, and
+writes from a thread, so that a kill loses points. Here one file holds the run, and a resume writes it anew from the
+records that still hold. A server that is open meanwhile goes on; restart it to be rid of points that were moved aside.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def visualdl_command(output_dir: str) -> list[str]:
     """The command that shows the run in a browser (add `--port`).
 
     VisualDL 2.5.3 answers its pages with status 500 to a client whose languages hold neither English nor Chinese (or
-    that sends none), whatever the versions of Flask and Werkzeug; `--language` prevents that.
+    that sends none), whatever the versions of Flask and Werkzeug; `--language` prevents that. It opens on any one of its
+    tabs, by chance; `--component_tabs` leaves only the curves.
     """
-    return ["visualdl", "--logdir", os.path.join(output_dir, "visualdl"), "--language", "en"]
+    folder = os.path.join(output_dir, "visualdl")
+    return ["visualdl", "--logdir", folder, "--component_tabs", "scalar", "--language", "en"]
 
 
 class VisualDLFile:

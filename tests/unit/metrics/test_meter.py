@@ -90,7 +90,8 @@ def test_peak_flops(name, half, peak):
 def test_train_line_is_paddlefleetx_s_with_more_after_it():
     record = TrainRecord(
         step=10, epoch=0, loss=5.545177, grad_norm=1.23456789, found_inf=0, avg_batch_cost_s=0.123452,
-        tokens_per_second=2074.1, tokens_per_second_per_device=1037.05, mfu=None, learning_rate=5e-4, memory_bytes=123_400_000,
+        tokens_per_second=2074.1, tokens_per_second_per_device=1037.05, mfu=None, learning_rate=5e-4,
+        memory_bytes=123_400_000,
     )  # fmt: skip
     assert record.line() == (
         "[train] epoch: 0, batch: 9, loss: 5.545177000, avg_batch_cost: 0.12345 sec, speed: 8.10 step/s, "
