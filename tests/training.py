@@ -70,7 +70,9 @@ def _data() -> list[str]:
     return [f"Data.{mode}.dataset.input_dir={REPO / 'configs/debug/data'}" for mode in ("Train", "Eval")]
 
 
-def train_many_on(nproc: int, runs: dict[str, tuple[str, ...]], folder: Path, timeout: float = 240.0) -> dict[str, Outcome]:
+def train_many_on(
+    nproc: int, runs: dict[str, tuple[str, ...]], folder: Path, timeout: float = 240.0
+) -> dict[str, Outcome]:
     """Several runs in one set of real processes, each with its overrides and a folder of its name."""
     lines = [arguments(folder / name, *overrides) for name, overrides in runs.items()]
     result = launch([REPO / "tests/parity/worker.py", json.dumps(lines)], nproc, timeout=timeout, cwd=REPO)

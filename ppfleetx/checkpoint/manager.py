@@ -71,20 +71,26 @@ class CheckpointManager:
     def find(self, ckpt_dir: str | None) -> Path | None:
         """The folder to resume from: `ckpt_dir`, or for "auto" the newest complete one; None: start afresh.
 
+        Rank 0 looks and tells the others; every rank must call it.
+
         Raises:
             UserError: a path was given and there is no complete checkpoint in it.
         """
+        found = self.context.rank0_first("find the checkpoint", lambda: self._find(ckpt_dir))
+        return None if found is None else Path(found)
+
+    def _find(self, ckpt_dir: str | None) -> str | None:
         if ckpt_dir is None:
             return None
         if ckpt_dir == "auto":
             complete = [path for path in self.steps() if missing(path) is None]
-            return complete[-1] if complete else None
+            return str(complete[-1]) if complete else None
         path = Path(ckpt_dir)
         if (why := missing(path)) is not None:
             inside = [step.name for step in _steps(path)] if path.is_dir() else []
             fix = f"it holds {', '.join(inside)}: name one of them" if inside else "give a step_N folder, or auto"
             raise UserError(Problem(KEY, ckpt_dir, f"{why} (looked in {path.absolute()})", fix))
-        return path
+        return str(path)
 
     def steps(self) -> list[Path]:
         """The step folders under `output_dir`, oldest first, complete or not."""
@@ -150,6 +156,7 @@ def _write_shared(aside: Path, final: Path, state: TrainingState) -> None:
     save_file(state.optimizer, str(aside / "optimizer.safetensors"))
     files = sorted(path for path in aside.iterdir())
     for path in files:
+        path.chmod(0o666 & ~_umask())  # safetensors makes its files private
         sync(path)
     sizes = {path.name: path.stat().st_size for path in files}
     manifest = {"format": FORMAT, "files": sizes, "progress": state.progress, "run": state.run}
@@ -159,3 +166,10 @@ def _write_shared(aside: Path, final: Path, state: TrainingState) -> None:
     )  # an incomplete one of the same step; a complete one was moved aside at start
     os.replace(aside, final)
     sync(final.parent)
+
+
+def _umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -38,10 +38,10 @@ class Meetings:
             self._leave_together(key, timeout_s)
             raise _decode(found)
 
-    def rank0_first(self, name: str, work: Callable[[], T]) -> T | None:
-        """Run `work` on rank 0 while the others wait for its end, however long it takes; they get None.
+    def rank0_first(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 while the others wait for its end, however long it takes; all get its result.
 
-        Every rank calls it. If `work` fails, rank 0 raises its error; the others raise a RuntimeError naming the phase,
+        Every rank calls it; the result must be a JSON value. If `work` fails, rank 0 raises its error; the others raise a RuntimeError naming the phase,
         or the same error if it is a UserError.
         """
         store, key = self._store, self._next("phase")
@@ -52,7 +52,7 @@ class Meetings:
                 raise _decode(outcome["problem"])
             if outcome["failure"]:
                 raise RuntimeError(f"rank 0 failed in phase {name!r}: {outcome['failure']}")
-            return None
+            return outcome["result"]
         try:
             result = work()
         except UserError as error:
@@ -62,7 +62,7 @@ class Meetings:
         except BaseException as error:
             store.put(key, json.dumps({"problem": "", "failure": f"{type(error).__name__}: {error}"}))
             raise
-        store.put(key, json.dumps({"problem": "", "failure": ""}))
+        store.put(key, json.dumps({"problem": "", "failure": "", "result": result}))
         return result
 
     def farewell(self, timeout_s: float = MEETING_TIMEOUT_S) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import paddle
 import paddle.distributed as dist
@@ -44,6 +44,7 @@ def average_gradients(
     group: Group | None,
     *,
     scale: float | None = None,
+    reduce_dtype: str | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
     """Replace every `.grad` by its sum over the group times `scale`, in place.
@@ -55,6 +56,7 @@ def average_gradients(
         parameters: the same ones in the same order on every member; those with `stop_gradient` are left alone.
         group: the members; None leaves the gradients but for `scale`.
         scale: factor on the sum; None is 1 / number of members, the mean.
+        reduce_dtype: type in which sums are formed; None is the gradients' own.
         bucket_bytes: bound on the bytes of one bucket, unless a single parameter is larger.
 
     Communicates one all-reduce a bucket: gradients of one dtype end to end, then one flag a parameter.
@@ -68,7 +70,7 @@ def average_gradients(
                     gradient.scale_(factor)
             return
         for bucket in _buckets(trainable, bucket_bytes):
-            _reduce_bucket(bucket, group, factor)
+            _reduce_bucket(bucket, group, factor, reduce_dtype or bucket[0].dtype)
 
 
 def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
@@ -86,11 +88,10 @@ def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tenso
     return buckets
 
 
-def _reduce_bucket(bucket: Sequence[Tensor], group: Group, factor: float) -> None:
-    dtype = bucket[0].dtype
+def _reduce_bucket(bucket: Sequence[Tensor], group: Group, factor: float, dtype: Any) -> None:
     gradients = [parameter.grad for parameter in bucket]
     parts = [
-        paddle.zeros([parameter.size], dtype) if gradient is None else gradient.flatten()
+        paddle.zeros([parameter.size], dtype) if gradient is None else gradient.flatten().astype(dtype)
         for parameter, gradient in zip(bucket, gradients, strict=True)
     ]
     # The flags say whether any member has a gradient; they ride along to save a call.
@@ -103,7 +104,7 @@ def _reduce_bucket(bucket: Sequence[Tensor], group: Group, factor: float) -> Non
     flat.scale_(factor)
     start = 0
     for parameter, gradient, wanted in zip(bucket, gradients, exists, strict=True):
-        reduced = flat[start : start + parameter.size].reshape(parameter.shape)
+        reduced = flat[start : start + parameter.size].reshape(parameter.shape).astype(bucket[0].dtype)
         start += parameter.size
         if gradient is not None:
             gradient.copy_(reduced, True)  # `.grad = value` copies into a new tensor and leaves this one as it was

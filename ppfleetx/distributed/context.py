@@ -103,8 +103,8 @@ class ParallelContext:
         self.agree(problem)
         return results[0]
 
-    def rank0_first(self, name: str, work: Callable[[], T]) -> T | None:
-        """Run `work` on rank 0 while the others wait for its end, however long it takes; they get None.
+    def rank0_first(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 while the others wait for its end, however long it takes; all get its result (JSON).
 
         Every rank calls it. Any work of one rank that may take 30 s (an index, a download, a big save) must go
         through here: otherwise the others die in their next collective. If `work` fails, all ranks raise.

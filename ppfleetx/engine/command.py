@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 
 from ppfleetx.config import EXIT_USER_ERROR, Config, Loaded, Problem, UserError, load_config, world_size_of_launch
 from ppfleetx.config.explain import explain
 from ppfleetx.distributed import Topology
+
+#: how long a rank other than 0 waits for rank 0 to report a mistake that both see
+_REPORT_GRACE_S = 20.0
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -56,7 +61,8 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
         for line in (*(f"warning: {warning}" for warning in loaded.warnings), summary(loaded.config)):
             print(line, file=sys.stderr)
         return 0
-    # Paddle looks for a compiler cache at import and warns; nothing is compiled here
+    # before Paddle is imported: it tells of its inner life, and warns that it finds no compiler cache
+    os.environ.setdefault("GLOG_minloglevel", "2")
     warnings.filterwarnings("ignore", message="No ccache found")
     from ppfleetx.engine.failures import guarded  # needs Paddle
 
@@ -99,9 +105,15 @@ def rank_of_launch() -> int:
 
 
 def report(error: UserError) -> int:
-    """Prints a user's mistake to standard error, on rank 0 only since every rank has the same, and gives the exit code."""
-    if rank_of_launch() == 0:
-        count = len(error.problems)
-        print(f"error: {count} problem{'s' if count > 1 else ''} in what this run was given", file=sys.stderr)
-        print(error, file=sys.stderr, flush=True)
+    """Prints a user's mistake to standard error and gives the exit code.
+
+    All ranks see the same mistake as a rule, and rank 0 prints it. The launcher ends the others, and loses what they have
+    not said, as soon as one process exits: so the others wait for that, and speak only if nothing happens.
+    """
+    if rank_of_launch() != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Paddle's own handler prints a C++ stack
+        time.sleep(_REPORT_GRACE_S)
+    count = len(error.problems)
+    print(f"error: {count} problem{'s' if count > 1 else ''} in what this run was given", file=sys.stderr)
+    print(error, file=sys.stderr, flush=True)
     return EXIT_USER_ERROR

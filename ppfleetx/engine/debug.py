@@ -33,8 +33,7 @@ class Fault:
         if self.kind == "hang":
             time.sleep(10**6)
         if self.kind == "nan_weight":
-            with paddle.no_grad():
-                parameters[0].fill_(float("nan"))
+            parameters[0].set_value(paddle.full_like(parameters[0], float("nan")))
 
     def spoil_gradient(self, parameters: Sequence[paddle.Tensor]) -> None:
         """Called after the backward pass, before gradients are reduced."""

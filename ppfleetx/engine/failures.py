@@ -15,7 +15,7 @@ from typing import Any
 import paddle
 
 from ppfleetx.checkpoint.files import write_json
-from ppfleetx.config import Config, Loaded, UserError
+from ppfleetx.config import Config, Loaded, Problem, UserError
 from ppfleetx.engine.command import rank_of_launch, report
 from ppfleetx.metrics.console import setup_logging
 
@@ -45,7 +45,7 @@ def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
     for warning in loaded.warnings:
         logger.info("warning: %s", warning)
     try:
-        clear(folder, rank)
+        _prepare(folder, rank)
         paddle.set_flags(dict(config.Global.flags))
         work(config)
     except UserError as error:
@@ -66,7 +66,6 @@ def log_folder(output_dir: str) -> Path:
 
 def record(error: BaseException, folder: Path, rank: int, step: int) -> None:
     """Writes `error.rankN.json`: time, step, error, traceback."""
-    folder.mkdir(parents=True, exist_ok=True)
     entry = {
         "time": time.time(),
         "rank": rank,
@@ -77,9 +76,18 @@ def record(error: BaseException, folder: Path, rank: int, step: int) -> None:
     write_json(folder / f"error.rank{rank}.json", entry)
 
 
-def clear(folder: Path, rank: int) -> None:
-    """Removes this rank's record of an earlier run, which would be taken for the cause of a later failure."""
-    (folder / f"error.rank{rank}.json").unlink(missing_ok=True)
+def _prepare(folder: Path, rank: int) -> None:
+    """Makes the folder, and removes this rank's record of an earlier run, which is not the cause of a later failure.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"error.rank{rank}.json").unlink(missing_ok=True)
+    except OSError as error:
+        key, rule = "Engine.save_load.output_dir", f"the folder cannot be written: {error.strerror}"
+        raise UserError(Problem(key, str(folder), rule)) from None
 
 
 def explain(error: BaseException, folder: Path, rank: int, started: float) -> int:
@@ -97,17 +105,21 @@ def explain(error: BaseException, folder: Path, rank: int, started: float) -> in
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_FAILURE
     traceback.print_exception(error, file=sys.stderr)
-    if "gloo" in str(error).lower() or "nccl" in str(error).lower():
-        time.sleep(_GRACE_S)
     first = _earliest(folder, started)
+    deadline = time.monotonic() + _GRACE_S
+    while (first is None or first["rank"] == rank) and _from_peer(error) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        first = _earliest(folder, started)
     if first is not None and first["rank"] != rank:
         path = folder / f"error.rank{first['rank']}.json"
-        print(
-            f"error: rank {first['rank']} failed first, in step {first['step']}: {first['error']} (see {path})",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"error: rank {first['rank']} failed first, in step {first['step']}: {first['error']} (see {path})"
+        print(text, file=sys.stderr, flush=True)
     return EXIT_FAILURE
+
+
+def _from_peer(error: BaseException) -> bool:
+    """Whether the error is of a collective, which fails where a peer is gone."""
+    return any(word in str(error).lower() for word in ("gloo", "nccl"))
 
 
 def _earliest(folder: Path, started: float) -> dict[str, Any] | None:

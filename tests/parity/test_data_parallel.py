@@ -15,8 +15,22 @@ from tests.training import NO_DROPOUT, Outcome, same_weights, train, train_many_
 CONSTANT = ("Optimizer.lr.name=ConstantWithWarmup", "Optimizer.lr.warmup_rate=0", "Optimizer.weight_decay=0")
 #: one step so large that the weights are the gradient: w1 = w0 − 10⁴·g
 RATE = 1e4
-GRADIENT = (*NO_DROPOUT, *CONSTANT, "Engine.max_steps=1", "Optimizer.name=SGD", f"Optimizer.lr.max_lr={RATE}", "Optimizer.grad_clip=null")
-SGD = (*NO_DROPOUT, *CONSTANT, "Engine.max_steps=20", "Optimizer.name=SGD", "Optimizer.lr.max_lr=0.3", "Optimizer.grad_clip.clip_norm=0.7")
+GRADIENT = (
+    *NO_DROPOUT,
+    *CONSTANT,
+    "Engine.max_steps=1",
+    "Optimizer.name=SGD",
+    f"Optimizer.lr.max_lr={RATE}",
+    "Optimizer.grad_clip=null",
+)
+SGD = (
+    *NO_DROPOUT,
+    *CONSTANT,
+    "Engine.max_steps=20",
+    "Optimizer.name=SGD",
+    "Optimizer.lr.max_lr=0.3",
+    "Optimizer.grad_clip.clip_norm=0.7",
+)
 ADAMW = (*NO_DROPOUT, "Engine.max_steps=20")
 DROPOUT = ("Engine.max_steps=6", "Engine.eval_freq=3", "Engine.eval_iters=2", "Debug.log_sample_ids=true")
 #: micro-batches of the five ways to cut 8 samples (C16)
@@ -81,7 +95,12 @@ def test_c38_the_same_run_twice_is_bit_identical(many):
 def test_evaluation_is_the_same(one, many):
     """Dropout is off there, but the weights saw other masks: only its first part is comparable to a tolerance."""
     assert [record["batches"] for record in many["dropout"].records("eval")] == [2, 2]
-    assert relative([r["loss"] for r in many["dropout"].records("eval")], [r["loss"] for r in one["dropout"].records("eval")]) < 0.05
+    assert (
+        relative(
+            [r["loss"] for r in many["dropout"].records("eval")], [r["loss"] for r in one["dropout"].records("eval")]
+        )
+        < 0.05
+    )
 
 
 def test_c34_ranks_read_disjoint_parts_of_the_same_global_order(many):
@@ -98,11 +117,16 @@ def test_c34_ranks_read_disjoint_parts_of_the_same_global_order(many):
 
 def test_c16_micro_batches_change_only_rounding(tmp_path, many):
     runs = {
-        size: train(tmp_path / str(size), *NO_DROPOUT, f"Global.micro_batch_size={size}", "Engine.max_steps=10") for size in (8, 4, 2, 1)
+        size: train(tmp_path / str(size), *NO_DROPOUT, f"Global.micro_batch_size={size}", "Engine.max_steps=10")
+        for size in (8, 4, 2, 1)
     }
     runs["data parallel"] = many["adamw"]
     for name, run in runs.items():
         for what in ("loss", "grad_norm"):
             found, right = np.array(series(run, what)[:10]), np.array(series(runs[8], what))
-            assert (np.abs(found - right) / np.abs(right)).max() <= 1e-6, (name, what, (np.abs(found - right) / np.abs(right)).max())
+            assert (np.abs(found - right) / np.abs(right)).max() <= 1e-6, (
+                name,
+                what,
+                (np.abs(found - right) / np.abs(right)).max(),
+            )
         assert series(run, "learning_rate")[:10] == series(runs[8], "learning_rate")

@@ -72,7 +72,14 @@ def test_every_optimizer_resumes_to_the_bit(tmp_path, optimizer):
 
 
 def test_evaluation_and_saving_change_nothing(tmp_path, straight):
-    busy = train(tmp_path, *RUN, "Engine.max_steps=10", "Engine.eval_freq=2", "Engine.eval_iters=2", "Engine.save_load.save_steps=3")
+    busy = train(
+        tmp_path,
+        *RUN,
+        "Engine.max_steps=10",
+        "Engine.eval_freq=2",
+        "Engine.eval_iters=2",
+        "Engine.save_load.save_steps=3",
+    )
     assert timeless(busy.records()) == timeless(straight.records())
     assert same_weights(busy.weights(10), straight.weights(10))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,8 @@ from ppfleetx.layers.loss import ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
 from ppfleetx.models.gpt import spec
 from ppfleetx.models.gpt.pieces import build_model
+from tests.unit.models import numpy_gpt
 
-sys.path.insert(0, str(Path(__file__).parent))
-import numpy_gpt
 
 ROOT = Path(__file__).resolve().parents[3]
 TINY = str(ROOT / "configs/debug/tiny_gpt.yaml")

@@ -1,0 +1,183 @@
+"""A mistake in what a run is given: exit code 2, one message with key, value, rule and fix, no traceback, nothing written over."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import numpy as np
+import paddle
+import pytest
+
+from tests.launch import launch
+from tests.training import REPO, TINY, arguments, train
+from tools.train import main
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Runs with overrides that must be refused and gives the message."""
+
+    def run(*overrides: str) -> str:
+        assert train(tmp_path / "out", "Engine.max_steps=1", *overrides).code == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: "), captured
+        assert "Traceback" not in captured.err + captured.out
+        assert not (tmp_path / "out").exists()
+        return captured.err
+
+    return run
+
+
+def corpus(folder, documents, vocab_size=256):
+    from ppfleetx.data import CorpusWriter
+
+    folder.mkdir(exist_ok=True)
+    with CorpusWriter(folder / "part", "megatron", vocab_size) as writer:
+        for document in documents:
+            writer.append(np.array(document))
+        writer.finish(eos_id=0)
+    return folder
+
+
+def test_missing_data_folder(refused):
+    text = refused("Data.Train.dataset.input_dir=no/such/folder")
+    assert "Data.Train.dataset.input_dir = 'no/such/folder'" in text and "rule:" in text
+
+
+def test_empty_data_folder(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert str(tmp_path / "empty") in refused(f"Data.Train.dataset.input_dir={tmp_path / 'empty'}")
+
+
+def test_ids_beyond_the_vocabulary(refused):
+    text = refused("Model.vocab_size=100")
+    assert "Model.vocab_size = 100" in text and "fix:" in text
+
+
+def test_c22_split_without_documents(refused, tmp_path):
+    folder = corpus(tmp_path / "ten", [[1] * 100] * 10)
+    began = time.monotonic()
+    text = refused(
+        *(f"Data.{mode}.dataset.{key}" for mode in ("Train", "Eval") for key in (f"input_dir={folder}", "split=[969,30,1]")),
+        "Engine.eval_freq=2", "Engine.eval_iters=1",
+    )  # fmt: skip
+    assert "Data.Eval.dataset.split" in text and "10 documents" in text and time.monotonic() - began < 30
+
+
+def test_too_few_tokens_for_a_sample(refused, tmp_path):
+    folder = corpus(tmp_path / "short", [[1] * 20])
+    assert "33" in refused(f"Data.Train.dataset.input_dir={folder}", "Data.Train.dataset.split=[1,0,0]")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("Distributed.mp_degree=3", ["Distributed", "mp_degree 3", "world size 1"]),
+        ("Global.micro_batch_size=3", ["Global.micro_batch_size", "3", "8"]),
+        ("Model.hiden_size=64", ["Model.hiden_size", "no such key", "did you mean", "hidden_size"]),
+        ("Model.num_layers=four", ["Model.num_layers", "'four'", "whole number"]),
+        ("Global.device=tpu", ["Global.device", "gpu, xpu, rocm, npu, cpu, mlu"]),
+        ("Engine.max_steps=0", ["Engine.max_steps"]),
+        ("Model.num_attention_heads=6", ["64", "6"]),
+    ],
+)
+def test_bad_values(refused, override, words):
+    text = refused(override)
+    assert all(word in text for word in words), text
+
+
+def test_all_problems_come_at_once(refused):
+    text = refused("Model.hiden_size=64", "Global.micro_batch_size=3", "Optimizer.lr.max_lr=fast")
+    assert text.startswith("error: 3 problems") and text.count("rule:") == 3
+
+
+@pytest.mark.skipif(paddle.is_compiled_with_cuda(), reason="needs a CPU build of Paddle")
+def test_c102_gpu_on_a_cpu_build(refused, capsys):
+    text = refused("Global.device=gpu")
+    assert "Global.device = 'gpu'" in text and "-o Global.device=cpu" in text
+    # but it can be looked at
+    assert main(["-c", str(REPO / TINY), "-o", "Global.device=gpu", "--dry-run"]) == 0
+    capsys.readouterr()
+
+
+def test_layouts_of_later_versions_are_refused_before_anything_is_built(tmp_path):
+    result = launch([REPO / "tools/train.py", *arguments(tmp_path / "out", "Distributed.mp_degree=2")], 2, cwd=REPO)
+    assert result.returncode == 2
+    assert "Distributed.mp_degree = 2" in result.logs[0] and "Traceback" not in "".join(result.logs)
+
+
+def test_a_fault_that_one_rank_sees_ends_all_with_2(tmp_path):
+    """Rank 1 alone cannot see the data: a folder that exists on one node only."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, sys\n"
+        "from tools.train import main\n"
+        "arguments = sys.argv[1:]\n"
+        "if os.environ['PADDLE_TRAINER_ID'] == '1':\n"
+        "    arguments.append('Data.Train.dataset.input_dir=only/on/rank/0')\n"
+        "raise SystemExit(main(arguments))\n"
+    )
+    result = launch([script, *arguments(tmp_path / "out", "Engine.max_steps=1")], 2, cwd=REPO, timeout=60)
+    assert result.returncode == 2 and result.orphans == 0
+    assert "only/on/rank/0" in result.logs[0] and "Traceback" not in "".join(result.logs)
+
+
+def test_c33_read_only_data_folder_works(tmp_path):
+    folder = corpus(tmp_path / "data", [[*range(1, 100), 0]] * 30)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        inputs = [f"Data.{mode}.dataset.input_dir={folder}" for mode in ("Train", "Eval")]
+        assert train(tmp_path / "out", "Engine.max_steps=2", *inputs).code == 0
+    finally:
+        folder.chmod(stat.S_IRWXU)
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_output_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("not a folder")
+    code = train(tmp_path / "file" / "out", "Engine.max_steps=1").code
+    assert code == 2
+    text = capsys.readouterr().err
+    assert "Engine.save_load.output_dir" in text and "Traceback" not in text
+
+
+def test_dry_run_needs_no_paddle_and_is_quick(tmp_path):
+    """Paddle is blocked by a module of its name that cannot be imported."""
+    (tmp_path / "paddle.py").write_text("raise ImportError('blocked')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [
+        sys.executable,
+        "tools/train.py",
+        "-c",
+        "configs/nlp/gpt/pretrain_gpt_175B_mp8_pp16.yaml",
+        "--dry-run",
+        "--world-size",
+        "128",
+    ]
+    times = []
+    for _ in range(3):
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=30)
+        times.append(time.monotonic() - began)
+        assert done.returncode == 0, done.stderr
+    assert "174,603,264,000 parameters" in done.stderr
+    assert min(times) < 1.5
+
+
+def test_world_size_option_is_for_looking_only(capsys):
+    assert main(["-c", str(REPO / TINY), "--world-size", "2"]) == 2
+    assert "--world-size" in capsys.readouterr().err
+
+
+def test_resolved_file_is_saved_and_runs_again(tmp_path):
+    first = train(tmp_path / "first", "Engine.max_steps=2", "Model.num_layers=1")
+    code = main(["-c", str(first.output / "config.yaml"), "-o", f"Engine.save_load.output_dir={tmp_path / 'second'}"])
+    assert code == 0
+    second = [json.loads(line)["loss"] for line in (tmp_path / "second/metrics.jsonl").read_text().splitlines()]
+    assert second == first.losses()
