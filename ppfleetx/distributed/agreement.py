@@ -41,7 +41,8 @@ class Meetings:
     def rank0_first(self, name: str, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 while the others wait for its end, however long it takes; all get its result.
 
-        Every rank calls it; the result must be a JSON value. If `work` fails, rank 0 raises its error; the others raise a RuntimeError naming the phase,
+        Every rank calls it; the result must be a JSON value.
+        If `work` fails, rank 0 raises its error; the others raise a RuntimeError naming the phase,
         or the same error if it is a UserError.
         """
         store, key = self._store, self._next("phase")

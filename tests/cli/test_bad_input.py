@@ -1,4 +1,4 @@
-"""A mistake in what a run is given: exit code 2, one message with key, value, rule and fix, no traceback, nothing written over."""
+"""A mistake in what a run is given: exit code 2, one message (key, value, rule, fix), no traceback, nothing written over."""
 
 from __future__ import annotations
 

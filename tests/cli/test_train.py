@@ -151,14 +151,13 @@ def test_a_padded_batch_gives_the_mean_over_its_real_samples(tmp_path):
 
 
 def test_epoch_mode_evaluates_and_saves_at_the_end_of_each_epoch(tmp_path):
-    tokens, split = 2561, "Data.Eval.dataset.split=[1,0,0]"
-    train_data = corpus(tmp_path / "data", tokens)
+    folder, split, _ = corpus(tmp_path / "data", 2561)
     run = train(
-        tmp_path / "out", *ONE_LAYER, *train_data[:2], "Engine.run_mode=epoch", "Engine.num_train_epochs=3", "Engine.max_steps=-1",
-        f"Data.Eval.dataset.input_dir={tmp_path / 'data'}", "Data.Eval.dataset.split=[0,1,0]", "Engine.eval_freq=2",
+        tmp_path / "out", *ONE_LAYER, folder, split, "Engine.run_mode=epoch", "Engine.num_train_epochs=3",
+        "Engine.max_steps=-1", folder.replace("Train", "Eval"), "Data.Eval.dataset.split=[0,1,0]", "Engine.eval_freq=2",
         "Engine.eval_iters=1", "Engine.save_load.save_epoch=1",
     )  # fmt: skip
-    assert run.code == 0, split
+    assert run.code == 0
     assert [record["step"] for record in run.records("eval")] == [20]
     assert sorted(path.name for path in run.output.glob("step_*")) == [
         "step_00000010",

@@ -17,7 +17,6 @@ from ppfleetx.models.gpt import spec
 from ppfleetx.models.gpt.pieces import build_model
 from tests.unit.models import numpy_gpt
 
-
 ROOT = Path(__file__).resolve().parents[3]
 TINY = str(ROOT / "configs/debug/tiny_gpt.yaml")
 #: odd sizes: 3 heads of 4, 11 tokens padded to 16, 7 positions of which 5 are used

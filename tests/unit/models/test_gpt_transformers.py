@@ -53,7 +53,7 @@ def test_logits_equal_transformers_gpt2():
             n_head=sizes.num_attention_heads,
             activation_function="gelu_new",
             layer_norm_epsilon=1e-5,
-        )  # fmt: skip
+        )
     ).eval()
     state = {
         theirs(name): torch.tensor(their_layout(name, p.numpy(), sizes.num_attention_heads))
