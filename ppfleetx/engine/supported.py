@@ -24,7 +24,10 @@ def check_supported(config: Config) -> None:
         "Distributed.sep_degree": layout.sep_degree,
         "Distributed.sharding.sharding_degree": layout.sharding.sharding_degree,
     }
-    problems = [Problem(key, degree, _NOT_YET, f"-o {key}=1") for key, degree in degrees.items() if degree > 1]
+    asked = f"asked for are mp_degree {layout.mp_degree}, sharding_stage {layout.sharding.sharding_stage}"
+    problems = [
+        Problem(key, degree, f"{_NOT_YET} ({asked})", f"-o {key}=1") for key, degree in degrees.items() if degree > 1
+    ]
     if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
         key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
         problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
