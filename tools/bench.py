@@ -13,52 +13,70 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ppfleetx.bench import LOGGING_FREQ, machine, machine_line
 from ppfleetx.config.errors import UserError
+from ppfleetx.engine.command import report
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="benchmark", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions (default: %(default)s)")
+    common.add_argument("--rounds", type=_count, default=5, metavar="N", help="repetitions (default: %(default)s)")
     common.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     engine = verbs.add_parser("engine", parents=[common], help="engine against a bare Paddle loop")
+    engine.set_defaults(measure=_engine)
     engine.add_argument(
-        "--steps", type=int, default=20, metavar="N", help="updates of a round, a multiple of 10 (default: %(default)s)"
+        "--steps", type=_windows, default=20, metavar="N", help="updates of a round, a multiple of 10 (default: 20)"
     )
     engine.add_argument(
         "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="another model, say"
     )
     data = verbs.add_parser("data", parents=[common], help="opening a large corpus")
-    data.add_argument("--documents", type=int, default=1_000_000, metavar="N", help="default: %(default)s")
-    data.add_argument("--tokens", type=int, default=500_000_000, metavar="N", help="default: %(default)s")
+    data.set_defaults(measure=_data)
+    data.add_argument("--documents", type=_count, default=1_000_000, metavar="N", help="default: %(default)s")
+    data.add_argument("--tokens", type=_count, default=500_000_000, metavar="N", help="default: %(default)s")
     return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be at least 1")
+    return number
+
+
+def _windows(text: str) -> int:
+    if (number := _count(text)) % LOGGING_FREQ:
+        raise argparse.ArgumentTypeError(f"{number} must be a multiple of {LOGGING_FREQ}, so that rounds log alike")
+    return number
+
+
+def _engine(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from ppfleetx.bench.engine import engine_lines, measure_engine
+
+    result = measure_engine(folder, args.rounds, args.steps, args.override)
+    return result, engine_lines(result)
+
+
+def _data(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from ppfleetx.bench.data import data_lines, measure_data
+
+    result = measure_data(folder, args.documents, args.tokens, args.rounds)
+    return result, data_lines(result)
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse_args(argv)
-    from ppfleetx.bench import machine, machine_line
-
     with tempfile.TemporaryDirectory(prefix="ppfleetx-bench-") as folder:
         try:
-            if args.benchmark == "engine":
-                from ppfleetx.bench.engine import engine_lines, measure_engine
-
-                result = measure_engine(Path(folder), args.rounds, args.steps, args.override)
-                lines = engine_lines(result)
-            else:
-                from ppfleetx.bench.data import data_lines, measure_data
-
-                result = measure_data(Path(folder), args.documents, args.tokens, args.rounds)
-                lines = data_lines(result)
+            result, lines = args.measure(Path(folder), args)
         except UserError as error:
-            from ppfleetx.engine.command import report
-
             return report(error)
     where = machine()
     print(machine_line(where), *lines, sep="\n")

@@ -8,6 +8,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+#: updates between two log lines of the engine's benchmark
+LOGGING_FREQ = 10
+
 
 def machine() -> dict[str, Any]:
     """Hardware, versions and commit of this run, as JSON values. Imports Paddle."""

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ppfleetx.config import EXIT_USER_ERROR, Config, Loaded, Problem, UserError, load_config, world_size_of_launch
 from ppfleetx.config.explain import explain
 from ppfleetx.distributed import Topology
+from ppfleetx.distributed.version import check_paddle_version
 
 #: how long a rank other than 0 waits for rank 0 to report a mistake that both see
 _REPORT_GRACE_S = 20.0
@@ -64,6 +65,10 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
     # before Paddle is imported: it tells of its inner life, and warns that it finds no compiler cache
     os.environ.setdefault("GLOG_minloglevel", "2")
     warnings.filterwarnings("ignore", message="No ccache found")
+    try:
+        check_paddle_version()
+    except UserError as error:
+        return report(error)
     from ppfleetx.engine.failures import guarded  # needs Paddle
 
     return guarded(loaded, work)

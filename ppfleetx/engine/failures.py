@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -66,6 +67,7 @@ def log_folder(output_dir: str) -> Path:
 
 def record(error: BaseException, folder: Path, rank: int, step: int) -> None:
     """Writes `error.rankN.json`: time, step, error, traceback."""
+    folder.mkdir(parents=True, exist_ok=True)
     entry = {
         "time": time.time(),
         "rank": rank,
@@ -77,13 +79,17 @@ def record(error: BaseException, folder: Path, rank: int, step: int) -> None:
 
 
 def _prepare(folder: Path, rank: int) -> None:
-    """Makes the folder, and removes this rank's record of an earlier run, which is not the cause of a later failure.
+    """Removes this rank's record of an earlier run, which is not the cause of a later failure. Leaves no folder behind.
 
     Raises:
         UserError: the folder cannot be written.
     """
     try:
+        made = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
+        for place in made:
+            with contextlib.suppress(OSError):  # another rank uses it already
+                place.rmdir()
         (folder / f"error.rank{rank}.json").unlink(missing_ok=True)
     except OSError as error:
         key, rule = "Engine.save_load.output_dir", f"the folder cannot be written: {error.strerror}"

@@ -12,7 +12,8 @@ from ppfleetx.config.coerce import to_tree
 from ppfleetx.config.load import load_tree
 from tests.unit.config.helpers import RECIPES, ROOT, config_of, problem_of, write
 
-ORIGINALS = ROOT.parent / "shared/fleetx_yaml"
+#: PaddleFleetX's own files (Apache-2.0, licence beside them), which must load unchanged
+ORIGINALS = ROOT / "tests/golden/fleetx_yaml"
 
 #: recipe → its own world size, parameters, rows of the embedding
 RECIPE_FACTS = {
@@ -25,11 +26,6 @@ RECIPE_FACTS = {
 OWN_SIZE = {f"pretrain_gpt_{name}.yaml": facts[0] for name, facts in RECIPE_FACTS.items()}
 #: keys of the originals that have no effect here, so that our recipes leave them out
 NO_EFFECT = {"Optimizer.lr.use_increments"}
-
-needs_originals = pytest.mark.skipif(
-    not ORIGINALS.is_dir(), reason="PaddleFleetX's own files are not part of this repository (../shared/fleetx_yaml)"
-)
-
 
 def leaves(tree, path=""):
     for name, value in tree.items():
@@ -82,7 +78,6 @@ def test_every_yaml_file_of_the_repository_is_known_here():
     assert names == {*OWN_SIZE, "pretrain_gpt_base.yaml"}
 
 
-@needs_originals
 @pytest.mark.parametrize("file", sorted(ORIGINALS.glob("pretrain_gpt_*.yaml")), ids=lambda file: file.stem)
 def test_the_originals_load_unchanged(file):
     overrides = []
@@ -95,7 +90,6 @@ def test_the_originals_load_unchanged(file):
     assert again.config == loaded.config
 
 
-@needs_originals
 @pytest.mark.parametrize("name", [*OWN_SIZE, "pretrain_gpt_base.yaml"])
 def test_our_recipes_have_the_values_of_the_originals(name):
     tree, _ = load_tree([str(ORIGINALS / name)], [])
@@ -111,7 +105,6 @@ def test_our_recipes_have_the_values_of_the_originals(name):
     assert ours.derived == theirs.derived
 
 
-@needs_originals
 @pytest.mark.parametrize("file", sorted(ORIGINALS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_other_originals_are_answered_clearly(file):
     if file.name.startswith("pretrain_gpt"):

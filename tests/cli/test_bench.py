@@ -1,0 +1,61 @@
+"""tools/bench.py at tiny sizes: what it reports, and that the two loops it compares compute the same. No timing is judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tools.bench import main
+
+TINY = ("Model.hidden_size=32", "Model.num_layers=2", "Model.max_position_embeddings=16")
+
+
+def run(capsys, report, *arguments):
+    """(printed lines, the JSON report) of a run that succeeds."""
+    assert main([*arguments, "--json", str(report)]) == 0
+    return capsys.readouterr().out.splitlines(), json.loads(report.read_text())
+
+
+def test_engine(tmp_path, capsys):
+    overrides = ["-o", *TINY, "Data.Train.dataset.max_seq_len=16"]
+    lines, report = run(capsys, tmp_path / "r.json", "engine", "--rounds", "2", "--steps", "10", *overrides)
+    assert "Paddle 3." in lines[0] and "OMP_NUM_THREADS" in lines[0]
+    assert lines[-1].startswith("engine / bare = ") and lines[-1].endswith("(budget 1.03)")
+    assert {"cpu", "cores", "paddle", "commit", "omp_num_threads"} <= set(report["machine"])
+    assert len(report["rounds"]) == 2 and all(value > 0 for one in report["rounds"] for value in one.values())
+    # warm-up and two rounds; the weights move, so equal losses mean equal gradients, clips, updates and dropout masks
+    assert len(set(report["losses_engine"])) == len(report["losses_bare"]) == 3
+    assert report["max_loss_difference"] < 1e-5
+
+
+def test_losses_differ_when_the_loops_do(tmp_path, capsys, monkeypatch):
+    """The comparison of losses can fail: a bare loop that does not clip is found out."""
+    from ppfleetx.bench import engine
+
+    monkeypatch.setattr(engine.nn, "ClipGradByGlobalNorm", lambda norm: None)
+    overrides = ["-o", *TINY, "Data.Train.dataset.max_seq_len=16", "Optimizer.grad_clip.clip_norm=1.0e-9"]
+    _, report = run(capsys, tmp_path / "r.json", "engine", "--rounds", "1", "--steps", "10", *overrides)
+    assert report["max_loss_difference"] > 1e-5
+
+
+def test_data(tmp_path, capsys):
+    lines, report = run(
+        capsys, tmp_path / "r.json", "data", "--rounds", "2", "--documents", "1000", "--tokens", "500000"
+    )
+    assert lines[-1].startswith("set-up = ") and "budget 0.5 s" in lines[-1]
+    assert (report["documents"], report["tokens"], len(report["seconds"])) == (1000, 500000, 2)
+    assert report["samples"] == (969 * 500 - 1) // 1024
+    assert 0 < report["seconds_min"] <= report["seconds_median"] and 0 < report["peak_traced_mib"] < 100
+
+
+def test_a_wrong_setting_is_a_users_mistake(capsys):
+    assert main(["engine", "-o", "Model.hiden_size=32"]) == 2
+    assert "Model.hidden_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "15"], ["--rounds", "0"]])
+def test_counts_are_checked(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["engine", *arguments])
+    assert stopped.value.code == 2 and arguments[0] in capsys.readouterr().err

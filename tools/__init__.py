@@ -1,0 +1,1 @@
+"""The commands, one verb each; in an installation `ppfleetx.tools`."""
