@@ -23,6 +23,11 @@ T = TypeVar("T")
 #: Fleet's name of each axis
 _FLEET_NAMES = {"dp": "data", "pp": "pipe", "sharding": "sharding", "mp": "model", "sep": "sep"}
 
+#: axes whose ranks hold the same model and different data
+_DATA_AXES = ("dp", "sharding", "sep")
+#: groups over several axes
+_FUSED = (_DATA_AXES,)
+
 _meetings: Meetings | None = None  # the job's store is opened once a process, however many contexts follow
 
 
@@ -71,6 +76,9 @@ class ParallelContext:
         hybrid = _init_fleet(topology)
         _compare(topology, hybrid)
         groups = {axis: _fleet_group(hybrid, axis) for axis in AXES if topology.degrees[axis] > 1}
+        for axes in _FUSED:
+            if (group := _fused_group(topology, axes)) is not None:
+                groups["×".join(axes)] = group
         return cls(topology, name, groups, meetings)
 
     def group(self, axis: str) -> Group | None:
@@ -81,9 +89,9 @@ class ParallelContext:
 
     @property
     def data_group(self) -> Group | None:
-        """The ranks whose gradients are averaged: for now dp; with sharding it will be dp × sharding."""
-        assert self.topology.degrees["sharding"] == 1, "gradients of sharded ranks are not averaged here yet"
-        return self.group("dp")
+        """The ranks that hold the same parameters and see other samples or parts of a sequence (dp × sharding × sep): the
+        global batch's sums, and gradients, go over it."""
+        return self._groups.get("×".join(_DATA_AXES))
 
     def agree(self, problem: UserError | None, timeout_s: float = MEETING_TIMEOUT_S) -> None:
         """Return on all ranks if none has a problem; else raise the lowest such rank's UserError on all, so that all
@@ -179,6 +187,15 @@ def _compare(topology: Topology, hybrid: Any) -> None:
         info = getattr(topology, f"{axis}_info")
         if topology.degrees[axis] > 1 and list(_fleet_group(hybrid, axis).ranks) != info.world:
             raise RuntimeError(f"axis {axis}: Fleet's group is {_fleet_group(hybrid, axis).ranks}; {topology}")
+
+
+def _fused_group(topology: Topology, axes: tuple[str, ...]) -> Group | None:
+    """This rank's group over several axes, None for one member. Paddle wants every rank to make every group."""
+    import paddle.distributed as dist
+
+    mine = topology.group_of(*axes)
+    groups = [dist.new_group(ranks) for ranks in topology.groups(*axes) if len(ranks) > 1]
+    return next((group for group in groups if list(group.ranks) == mine.world), None)
 
 
 def _fleet_group(hybrid: Any, axis: str) -> Group:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import paddle
 
@@ -22,7 +22,7 @@ class Fault:
         due = section is not None and section.rank == rank and section.step == step
         self.kind = section.kind if due and section is not None else None
 
-    def strike(self, parameters: Sequence[paddle.Tensor]) -> None:
+    def strike(self, named: Mapping[str, paddle.Tensor]) -> None:
         """Called before the update's forward pass."""
         if self.kind == "raise":
             raise RuntimeError("Debug.fault: raise")
@@ -33,10 +33,11 @@ class Fault:
         if self.kind == "hang":
             time.sleep(10**6)
         if self.kind == "nan_weight":
-            parameters[0].set_value(paddle.full_like(parameters[0], float("nan")))
+            first = next(iter(named.values()))
+            first.set_value(paddle.full_like(first, float("nan")))
 
-    def spoil_gradient(self, parameters: Sequence[paddle.Tensor]) -> None:
+    def spoil_gradient(self, named: Mapping[str, paddle.Tensor]) -> None:
         """Called after the backward pass, before gradients are reduced."""
         if self.kind == "inf_grad":
             with paddle.no_grad():
-                parameters[0].grad.fill_(float("inf"))
+                next(iter(named.values())).grad.fill_(float("inf"))

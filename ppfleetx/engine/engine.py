@@ -15,6 +15,7 @@ from ppfleetx.checkpoint.manager import KEY, CheckpointManager
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
+from ppfleetx.distributed.trainable import Trainable
 from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.debug import Fault
@@ -22,7 +23,6 @@ from ppfleetx.engine.failures import RunError
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
-from ppfleetx.layers.parameter import logical_parameters
 from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
 from ppfleetx.optim.schedules import Schedule, build_schedule
@@ -39,7 +39,8 @@ class Engine:
         context: this rank's place and groups.
         tracker: the random streams, seeded.
         model: ids → logits.
-        optimizer: over the model's parameters.
+        trainable: what the optimizer updates.
+        optimizer: over it.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Engine:
         context: ParallelContext,
         tracker: RNGStatesTracker,
         model: nn.Layer,
+        trainable: Trainable,
         optimizer: paddle.optimizer.Optimizer,
     ):
         self.config, self.context, self.tracker = config, context, tracker
-        self.model, self.optimizer = model, optimizer
-        self.parameters = logical_parameters(model)
-        self.train_step = TrainStep(config, context, model, optimizer)
+        self.model, self.trainable, self.optimizer = model, trainable, optimizer
+        self.train_step = TrainStep(config, context, model, trainable, optimizer)
         self.progress = Progress()
         self.output_dir = Path(config.Engine.save_load.output_dir)
         self.checkpoints = CheckpointManager(self.output_dir, context)
@@ -148,7 +149,7 @@ class Engine:
         fault = Fault(self.config.Debug.fault, rank, step)
         if self.config.Debug.log_sample_ids:
             every_rank.info("[sample_ids] step: %d, rank: %d, ids: %s", step, rank, batch.sample_ids.tolist())
-        fault.strike(self.train_step.parameters)
+        fault.strike(self.trainable.named)
         try:
             result = self.train_step.run(batch, schedule(progress.step - progress.skipped_steps), fault)
         except NotFinite as error:

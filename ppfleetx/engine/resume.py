@@ -30,8 +30,8 @@ logger = logging.getLogger("ppfleetx")
 def capture(engine: Engine) -> TrainingState:
     """The state of this rank's run, as it stands between two updates; no communication."""
     return TrainingState(
-        weights=dict(engine.parameters),
-        optimizer=optimizer_state(engine.optimizer, engine.parameters),
+        weights=dict(engine.trainable.named),
+        optimizer=optimizer_state(engine.optimizer, engine.trainable.named),
         streams=engine.tracker.state_dict(),
         progress={**asdict(engine.progress), "scaler": engine.train_step.precision.state_dict()},
         run={
@@ -54,9 +54,9 @@ def restore(engine: Engine, path: Path) -> None:
     """
     state = engine.checkpoints.load(path)
     _check_fit(engine, state, path)
-    for name, parameter in engine.parameters.items():
+    for name, parameter in engine.trainable.named.items():
         parameter.set_value(state.weights[name].astype(parameter.dtype))
-    load_optimizer_state(engine.optimizer, engine.parameters, state.optimizer)
+    load_optimizer_state(engine.optimizer, engine.trainable.named, state.optimizer)
     engine.train_step.precision.load_state_dict(state.progress.pop("scaler"))
     engine.progress = Progress(**state.progress)
     seed = engine.config.Global.seed
@@ -110,7 +110,7 @@ def settle_output_dir(engine: Engine) -> None:
 def fingerprint(engine: Engine) -> str:
     """Hash of the weights, padding excluded: equal if and only if they are bit-equal (sha256 of float32 values by name)."""
     digest = hashlib.sha256()
-    for name, parameter in sorted(engine.parameters.items()):
+    for name, parameter in sorted(engine.trainable.named.items()):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(parameter.astype("float32").numpy()[: parameter.spec.rows]).tobytes())
     return digest.hexdigest()[:16]
@@ -118,7 +118,7 @@ def fingerprint(engine: Engine) -> str:
 
 def _check_fit(engine: Engine, state: TrainingState, path: Path) -> None:
     """Refuses a checkpoint of another model, naming the first parameter that differs and both shapes."""
-    for name, parameter in engine.parameters.items():
+    for name, parameter in engine.trainable.named.items():
         found = state.weights.get(name)
         if found is None:
             raise UserError(
@@ -128,7 +128,7 @@ def _check_fit(engine: Engine, state: TrainingState, path: Path) -> None:
             raise UserError(
                 Problem(KEY, str(path), f"{name} has shape {found.shape} in it and {parameter.shape} in the model")
             )
-    extra = sorted(set(state.weights) - set(engine.parameters))
+    extra = sorted(set(state.weights) - set(engine.trainable.named))
     if extra:
         shape = state.weights[extra[0]].shape
         raise UserError(

@@ -8,7 +8,7 @@ from ppfleetx.config import Config, Problem, UserError
 
 logger = logging.getLogger("ppfleetx")
 
-_NOT_YET = "this version trains with data parallelism only; other layouts resolve with --dry-run"
+_NOT_YET = "this version trains with dp, mp and sep; other layouts resolve with --dry-run"
 
 
 def check_supported(config: Config) -> None:
@@ -19,9 +19,7 @@ def check_supported(config: Config) -> None:
     """
     layout, precision = config.Distributed, config.Engine.mix_precision
     degrees = {
-        "Distributed.mp_degree": layout.mp_degree,
         "Distributed.pp_degree": layout.pp_degree,
-        "Distributed.sep_degree": layout.sep_degree,
         "Distributed.sharding.sharding_degree": layout.sharding.sharding_degree,
     }
     problems = [Problem(key, degree, _NOT_YET, f"-o {key}=1") for key, degree in degrees.items() if degree > 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F  # noqa: N812
+import paddle.nn.functional as F
 from paddle import nn
 
 from ppfleetx.layers.edges import Edges

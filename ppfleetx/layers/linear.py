@@ -6,7 +6,7 @@ With one member in the tensor group both are y = x·W + b. Shapes: s sequence, b
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F  # noqa: N812
+import paddle.nn.functional as F
 from paddle import nn
 
 from ppfleetx.layers.parameter import ParameterMaker

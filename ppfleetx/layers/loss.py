@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 import paddle.distributed as dist
-import paddle.nn.functional as F  # noqa: N812
+import paddle.nn.functional as F
 from paddle import nn
 from paddle.autograd import PyLayer
 
