@@ -16,7 +16,7 @@ from ppfleetx.models.gpt.spec import summary
 def train(config: Config) -> None:
     """The straight line of a run."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-    from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data
+    from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
     from ppfleetx.models.gpt.pieces import build_model
     from ppfleetx.optim import build_optimizer
 
@@ -25,7 +25,7 @@ def train(config: Config) -> None:
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)
         tracker = get_rng_state_tracker()
-        model = build_model(config, tracker, edges_of(config, context))
+        model = build_model(config, tracker, edges_of(config, context), stage_of(context))
         trainable = make_trainable(config, context, model)
         optimizer = build_optimizer(config, trainable.named)
         engine = Engine(config, context, tracker, model, trainable, optimizer)

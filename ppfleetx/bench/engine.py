@@ -26,7 +26,7 @@ from paddle import nn
 from ppfleetx.config import Config, load_config
 from ppfleetx.data import Batch, CorpusWriter
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker, get_rng_state_tracker, seed_streams
-from ppfleetx.engine import Engine, RunData, check_supported, command, open_data
+from ppfleetx.engine import Engine, RunData, check_supported, command, make_trainable, open_data
 from ppfleetx.metrics.console import setup_logging
 from ppfleetx.models.gpt.pieces import build_model
 from ppfleetx.optim import build_optimizer

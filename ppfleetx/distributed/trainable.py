@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from ppfleetx.distributed.context import ParallelContext
 
+#: logical names of weights that the first and the last pipeline stage hold
+TIED_OVER_STAGES = ("embedding.word.weight",)
+
 Box = tuple[tuple[int, int], ...]
 
 
@@ -60,6 +63,9 @@ class Trainable(Protocol):
     def after_update(self) -> None:
         """Makes the model compute with the updated values, and drops gradients."""
 
+    def after_load(self) -> None:
+        """Makes the model compute with values that were written, in place, into the tensors of `named` or `pieces`."""
+
     def pieces(self) -> list[Piece]:
         """What this rank holds of the model."""
 
@@ -89,19 +95,27 @@ class WholeParameters:
         self._tensor_group = context.group("mp")
         self._sequence_parallel = sequence_parallel
         self._reduce_dtype = reduce_dtype
+        self._tied = [parameter for name, parameter in named.items() if name in TIED_OVER_STAGES]
 
     def reduce(self) -> None:
         """One all-reduce a bucket over the data ranks; with sequence parallel also one of whole parameters over mp."""
         if self._sequence_parallel:
             self._sum(self._whole, self._tensor_group)
         self._sum(self._parameters, self._context.data_group)
+        self._sum(self._tied, self._context.tied_group)
 
     def norm(self) -> paddle.Tensor:
-        """One all-reduce of a number over the tensor group."""
-        squares = sum_of_squares(self._cut)
+        """One all-reduce of a number over the tensor group and one over the pipeline's stages."""
+        again = self._tied if self._context.tied_group is not None and not self._on_first_stage() else []
+        counted = [parameter for parameter in self._cut if all(parameter is not one for one in again)]
+        squares = sum_of_squares(counted)
         if self._tensor_group is None or self._tensor_group.rank == 0:
             squares = squares + sum_of_squares(self._whole)
-        return all_reduce_sum_(squares, self._tensor_group).sqrt()
+        all_reduce_sum_(squares, self._tensor_group)
+        return all_reduce_sum_(squares, self._context.group("pp")).sqrt()
+
+    def _on_first_stage(self) -> bool:
+        return self._context.topology.pp_info.rank == 0
 
     def scale(self, factor: float) -> None:
         """Local."""
@@ -115,6 +129,9 @@ class WholeParameters:
         for parameter in self._parameters:
             parameter.clear_gradient(False)
 
+    def after_load(self) -> None:
+        """Nothing: the model holds the parameters themselves."""
+
     def pieces(self) -> list[Piece]:
         """Each parameter's box; the first of the ranks that hold the same box is the first data rank, and for what mp does
         not cut the first tensor rank of it."""
@@ -127,7 +144,9 @@ class WholeParameters:
                 parameter,
                 parameter.spec.box(mp.rank, mp.size),
                 None,
-                first_data and (parameter.spec.mp_dim is not None or mp.rank == 0),
+                first_data
+                and (parameter.spec.mp_dim is not None or mp.rank == 0)
+                and (name not in TIED_OVER_STAGES or self._on_first_stage()),
             )
             for name, parameter in self.named.items()
         ]

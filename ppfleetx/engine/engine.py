@@ -149,7 +149,7 @@ class Engine:
         fault = Fault(self.config.Debug.fault, rank, step)
         if self.config.Debug.log_sample_ids:
             every_rank.info("[sample_ids] step: %d, rank: %d, ids: %s", step, rank, batch.sample_ids.tolist())
-        fault.strike(self.trainable.named)
+        fault.strike(self.trainable)
         try:
             result = self.train_step.run(batch, schedule(progress.step - progress.skipped_steps), fault)
         except NotFinite as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import paddle
@@ -14,9 +13,11 @@ from ppfleetx.config import Config
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext
 from ppfleetx.distributed.collectives import all_reduce_sum_
+from ppfleetx.distributed.pipeline import Pipeline
+from ppfleetx.distributed.sharding import ShardedParameters
 from ppfleetx.distributed.trainable import Trainable, WholeParameters
 from ppfleetx.engine.debug import Fault
-from ppfleetx.engine.precision import Precision
+from ppfleetx.engine.precision import Precision, parameter_dtype
 from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.loss import ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
@@ -60,8 +61,10 @@ class TrainStep:
         self.micro_batch_size = config.Global.micro_batch_size
         self.clip_norm = config.Optimizer.grad_clip.clip_norm if config.Optimizer.grad_clip else 0.0
         self.precision = Precision(config.Engine.mix_precision, config.Global.device)
-        self.precision.decorate(model, optimizer)
+        if isinstance(trainable, WholeParameters):  # cuts stay float32, and the model is cast when it is gathered
+            self.precision.decorate(model, optimizer)
         self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
+        self.pipeline = make_pipeline(config, context)
 
     def run(self, batch: Batch, learning_rate: float, fault: Fault) -> StepResult:
         """One update from this rank's part of the global batch; every rank must call it.
@@ -69,8 +72,8 @@ class TrainStep:
         Raises:
             NotFinite: before the update, on all ranks alike.
         """
-        mean_loss = self._forward_backward(batch)
-        fault.spoil_gradient(self.trainable.named)
+        with fault.spoiled_gradient(self.model):
+            mean_loss = self._forward_backward(batch)
         self.trainable.reduce()
         scaler = self.precision.scaler
         if scaler is not None:
@@ -93,23 +96,32 @@ class TrainStep:
     def evaluate(self, batch: Batch) -> tuple[float, float]:
         """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
         batch = self._own_part(batch)
-        with paddle.no_grad():
-            losses = [self._loss_sum(*micro) for micro in self._micro_batches(batch)]
-            total = paddle.stack(losses).astype("float64").sum()
-            sums = paddle.stack([total, paddle.to_tensor(float(batch.loss_mask.sum()), dtype="float64")])
-            all_reduce_sum_(sums, self.context.data_group)
-        loss_sum, tokens = sums.tolist()
+        micro_batches = self._micro_batches(batch)
+        losses = self.pipeline.evaluate(len(micro_batches), lambda i, x: self._compute(micro_batches[i], x))
+        total = sum((float(loss.item()) for loss in losses), 0.0)
+        own = float(batch.loss_mask.sum()) if self.pipeline.is_last else 0.0
+        sums = all_reduce_sum_(paddle.to_tensor([total, own], dtype="float64"), self.context.data_group)
+        loss_sum, tokens = all_reduce_sum_(sums, self.context.group("pp")).tolist()
         return loss_sum, tokens
 
     def _forward_backward(self, batch: Batch) -> paddle.Tensor:
         """Sums gradients of the global batch's mean loss over this rank's part into `.grad`; returns that loss, float32 []."""
         batch = self._own_part(batch)
         divisor = max(self._global_tokens(batch), 1.0)
+        micro_batches = self._micro_batches(batch)
         total = paddle.zeros([], "float32")
-        for micro in self._micro_batches(batch):
-            loss = self._loss_sum(*micro) / divisor
-            self.precision.scale(loss).backward()
+
+        def forward(number: int, received: paddle.Tensor | None) -> paddle.Tensor:
+            nonlocal total
+            result = self._compute(micro_batches[number], received)
+            if not self.pipeline.is_last:
+                return result
+            loss = result / divisor
             total = total + loss.detach()
+            return self.precision.scale(loss)
+
+        self.pipeline.train(len(micro_batches), forward)
+        all_reduce_sum_(total, self.context.group("pp"))
         return all_reduce_sum_(total, self.context.data_group)
 
     def _own_part(self, batch: Batch) -> Batch:
@@ -129,25 +141,47 @@ class TrainStep:
             return own
         return float(all_reduce_sum_(paddle.to_tensor(own, dtype="float64"), self.context.data_group).item())
 
-    def _loss_sum(self, ids: paddle.Tensor, labels: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
-        """ids, labels int64 [b, s], mask float32 [b, s] → sum of the unmasked losses, float32 []."""
+    def _compute(self, micro_batch: tuple[paddle.Tensor, ...], received: paddle.Tensor | None) -> paddle.Tensor:
+        """This stage's part of a micro-batch: the activation for the next stage [s, b, h], or on the last stage the sum of
+        the unmasked losses, float32 []."""
+        ids, labels, mask = micro_batch
         with self.precision.autocast():
-            logits = self.model(ids)
-        losses = self.loss(logits, labels.transpose([1, 0]))
+            result = self.model(ids if received is None else received)
+        if not self.pipeline.is_last:
+            return result
+        losses = self.loss(result, labels.transpose([1, 0]))
         return (losses * mask.transpose([1, 0])).sum()
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[paddle.Tensor, ...]]:
-        """(ids, labels, loss mask) of each micro-batch on the device."""
-        for start in range(0, len(batch.ids), self.micro_batch_size):
-            rows = slice(start, start + self.micro_batch_size)
-            yield tuple(paddle.to_tensor(array[rows]) for array in (batch.ids, batch.labels, batch.loss_mask))
+    def _micro_batches(self, batch: Batch) -> list[tuple[paddle.Tensor, ...]]:
+        """(ids, labels int64 [b, s], loss mask float32 [b, s]) of each micro-batch, on the device."""
+        starts = range(0, len(batch.ids), self.micro_batch_size)
+        arrays = (batch.ids, batch.labels, batch.loss_mask)
+        return [tuple(paddle.to_tensor(array[at : at + self.micro_batch_size]) for array in arrays) for at in starts]
+
+
+def make_pipeline(config: Config, context: ParallelContext) -> Pipeline:
+    """This rank's stage; between stages go activations [s, b, h], s cut by sep and by sequence parallel."""
+    assert config.Data.Train is not None
+    length = config.Data.Train.dataset.max_seq_len // context.topology.sep_info.size
+    if config.Model.sequence_parallel:
+        length //= context.topology.mp_info.size
+    shape = [length, config.Global.micro_batch_size, config.Model.hidden_size]
+    return Pipeline(context.group("pp"), shape, parameter_dtype(config.Engine.mix_precision, config.Global.device))
+
+
+def stage_of(context: ParallelContext) -> tuple[int, int]:
+    """(number, count) of pipeline stages."""
+    return context.topology.pp_info.rank, context.topology.pp_info.size
 
 
 def make_trainable(config: Config, context: ParallelContext, model: nn.Layer) -> Trainable:
     """What the optimizer updates: the model's own parameters, or this rank's cuts of them."""
-    named = logical_parameters(model)
-    reduce_dtype = config.Engine.mix_precision.reduce_dtype
-    return WholeParameters(context, named, edges_of(config, context).sequence_parallel, reduce_dtype)
+    precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
+    sequence_parallel = edges_of(config, context).sequence_parallel
+    if sharding.sharding_degree > 1:
+        pieces, dtype = list(model.pieces), parameter_dtype(precision, config.Global.device)
+        return ShardedParameters(context, pieces, sharding, sequence_parallel, precision.reduce_dtype, dtype)
+    return WholeParameters(context, logical_parameters(model), sequence_parallel, precision.reduce_dtype)
 
 
 def edges_of(config: Config, context: ParallelContext) -> Edges:

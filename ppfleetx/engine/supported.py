@@ -8,8 +8,6 @@ from ppfleetx.config import Config, Problem, UserError
 
 logger = logging.getLogger("ppfleetx")
 
-_NOT_YET = "this version trains with dp, mp and sep; other layouts resolve with --dry-run"
-
 
 def check_supported(config: Config) -> None:
     """Refuses what cannot be trained yet.
@@ -18,11 +16,10 @@ def check_supported(config: Config) -> None:
         UserError: with all such settings.
     """
     layout, precision = config.Distributed, config.Engine.mix_precision
-    degrees = {
-        "Distributed.pp_degree": layout.pp_degree,
-        "Distributed.sharding.sharding_degree": layout.sharding.sharding_degree,
-    }
-    problems = [Problem(key, degree, _NOT_YET, f"-o {key}=1") for key, degree in degrees.items() if degree > 1]
+    problems = []
+    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_offload:
+        key, rule = "Distributed.sharding.sharding_offload", "this version keeps optimizer states on the device"
+        problems.append(Problem(key, True, rule, f"-o {key}=false"))
     if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
         key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
         problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))

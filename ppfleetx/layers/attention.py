@@ -63,11 +63,11 @@ class CausalSelfAttention(nn.Layer):
 
     def _query_key_value(self, x: paddle.Tensor) -> list[paddle.Tensor]:
         """Three tensors [s, b, n, d]; the fused linear's columns lie as [n, 3, d], so that a cut keeps heads whole."""
-        s, b, _ = x.shape
         d = self.options.head_dim
+        projected = [linear(x) for linear in self.inputs]
         if self.options.fused_qkv:
-            return self.inputs[0](x).reshape([s, b, -1, 3, d]).unbind(3)
-        return [linear(x).reshape([s, b, -1, d]) for linear in self.inputs]
+            return projected[0].reshape([*projected[0].shape[:2], -1, 3, d]).unbind(3)
+        return [one.reshape([*one.shape[:2], -1, d]) for one in projected]
 
 
 class CoreAttention(nn.Layer):

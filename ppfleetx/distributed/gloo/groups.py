@@ -1,8 +1,13 @@
-"""How CPU groups are set up: each on a store of its own, and one group for one set of ranks."""
+"""How CPU groups are set up: each on a store of its own, and one group for one set of ranks.
+
+Stands in for `core.create_or_get_global_tcp_store`, `collective.new_group` and `_new_process_group_impl` in two modules;
+calls `core.ProcessGroupGloo.create` (private.py says why, and when they can go).
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +28,12 @@ class _Setup:
 
     store: JobStore | None = None
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    #: Paddle's number of each Gloo group
+    ids: dict[Any, int] = field(default_factory=dict)
     #: the groups' stores: a member may still be reading when another is through, so they live as long as the process
     substores: list[Any] = field(default_factory=list)
+    thread_store: JobStore | None = None
+    lock: Any = field(default_factory=threading.Lock)
 
 
 _setup = _Setup()
@@ -62,7 +71,57 @@ def _process_group(
         )
     substore = _substore(_setup.store, f"group/{group_id}", rank)
     _setup.substores.append(substore)
-    return core.ProcessGroupGloo.create(substore, rank, world_size, group_id)
+    group = core.ProcessGroupGloo.create(substore, rank, world_size, group_id)
+    _setup.ids[group] = group_id
+    return group
+
+
+def id_of(group: Any) -> int:
+    """Paddle's number of the Gloo group, the same on all its members."""
+    return _setup.ids[group]
+
+
+def pair(key: str, rank: int, group_id: int) -> Any:
+    """A Gloo group of two, on a store of its own under `key`. Any thread may call it; waits for the other member.
+
+    Raises:
+        RuntimeError: the other one did not come within START_TIMEOUT_S.
+    """
+    store = _thread_store()
+    substore = _substore(store, key, rank)
+    _setup.substores.append(substore)
+    store.count(f"{key}/here")  # Gloo would wait for 30 s only
+    store.wait_for_count(f"{key}/here", 2, START_TIMEOUT_S, f"both ends of {key}")
+    return core.ProcessGroupGloo.create(substore, rank, 2, group_id)
+
+
+class _LockedTransport:
+    """A connection to the job's store for all threads but the main one, whose connection is not to be shared."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._client = tcp_store(*master_address(), is_master=False)
+
+    def set(self, key: str, text: str) -> None:
+        with self._lock:
+            self._client.set(key, text)
+
+    def get(self, key: str) -> Any:
+        with self._lock:
+            return self._client.get(key)
+
+    def add(self, key: str, increment: int) -> int:
+        with self._lock:
+            return int(self._client.add(key, increment))
+
+
+def _thread_store() -> JobStore:
+    """The job's store, over the threads' connection."""
+    assert _setup.store is not None
+    with _setup.lock:
+        if _setup.thread_store is None:
+            _setup.thread_store = JobStore(_LockedTransport(), _setup.store.rank, _setup.store.world_size)
+    return _setup.thread_store
 
 
 def _substore(store: JobStore, key: str, rank: int) -> Any:

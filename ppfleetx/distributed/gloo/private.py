@@ -22,7 +22,19 @@ class PrivateName(NamedTuple):
     can_go_when: str
 
 
-PRIVATE_NAMES = (
+def _gloo_methods(names: str, purpose: str, can_go_when: str) -> tuple[PrivateName, ...]:
+    return tuple(
+        PrivateName("paddle.base.core", f"ProcessGroupGloo.{name}", purpose, can_go_when) for name in names.split()
+    )
+
+
+def _mp_ops(names: str, purpose: str, can_go_when: str) -> tuple[PrivateName, ...]:
+    module = "paddle.distributed.fleet.layers.mpu.mp_ops"
+    return tuple(PrivateName(module, name, purpose, can_go_when) for name in names.split())
+
+
+#: of groups.py
+_GROUPS = (
     PrivateName(
         "paddle.base.core",
         "create_or_get_global_tcp_store",
@@ -56,6 +68,94 @@ PRIVATE_NAMES = (
         "Paddle shares groups, or a start is fast without it",
     ),
 )
+
+#: of collectives.py
+_COLLECTIVES = (
+    *_gloo_methods(
+        "all_reduce allreduce reduce",
+        "replaced: sums and products of float16 are inf, AVG is refused, int16 ends the process",
+        "collectives_worker.py passes without",
+    ),
+    *_gloo_methods(
+        "broadcast all_gather all_gather_into_tensor scatter scatter_tensor gather",
+        "replaced: tensors that are empty or not contiguous are refused, int16 ends the process",
+        "collectives_worker.py passes without",
+    ),
+    *_gloo_methods(
+        "all_reduce_on_calc_stream reduce_on_calc_stream broadcast_on_calc_stream all_gather_on_calc_stream "
+        "all_gather_into_tensor_on_calc_stream scatter_on_calc_stream scatter_tensor_on_calc_stream",
+        "replaced: raises NotImplementedError; Fleet calls it on every device",
+        "it is implemented",
+    ),
+    *_gloo_methods(
+        "reduce_scatter reduce_scatter_on_calc_stream reduce_scatter_tensor reduce_scatter_tensor_on_calc_stream "
+        "all_to_all all_to_all_on_calc_stream alltoall all_to_all_tensor all_to_all_tensor_on_calc_stream "
+        "all_to_all_single all_to_all_single_on_calc_stream alltoall_single "
+        "all_gather_partial all_gather_partial_on_calc_stream",
+        "replaced: raises NotImplementedError",
+        "it is implemented",
+    ),
+)
+
+#: of point_to_point.py
+_POINT_TO_POINT = (
+    *_gloo_methods(
+        "send recv",
+        "replaced: a send blocks until it is received, and the two directions of a group mix up their messages",
+        "a ring of 4 ranks can send before it receives (collectives_worker.py)",
+    ),
+    *_gloo_methods(
+        "send_on_calc_stream recv_on_calc_stream send_partial send_partial_on_calc_stream recv_partial "
+        "recv_partial_on_calc_stream",
+        "replaced: raises NotImplementedError; Fleet's pipeline calls it on every device",
+        "the same",
+    ),
+    *_gloo_methods(
+        "_start_coalescing _end_coalescing",
+        "replaced: the brackets of Fleet's batches, within which receives must wait for the sends",
+        "the same",
+    ),
+)
+
+#: of tensor_parallel.py and cross_entropy.py
+_TENSOR_PARALLEL = (
+    *_mp_ops(
+        "_c_identity _mp_allreduce _c_split _c_concat",
+        "replaced: their operators have no CPU kernel, two of them end the process",
+        "the layers of collectives_worker.py pass without",
+    ),
+    *_mp_ops("_c_softmax_with_cross_entropy", "replaced: its operator has no CPU kernel", "the same"),
+)
+
+#: of fleet_parts.py
+_FLEET_PARTS = (
+    PrivateName(
+        "paddle.distributed.fleet.meta_parallel.parallel_layers.pp_layers",
+        "recompute_hybrid",
+        "replaced by fleet.utils.recompute: asserts that there is a GPU",
+        "it takes a CPU",
+    ),
+    PrivateName(
+        "paddle.distributed.fleet.utils.hybrid_parallel_util",
+        "broadcast_input_data",
+        "replaced: asserts that there is a GPU",
+        "it takes a CPU",
+    ),
+    PrivateName(
+        "paddle.distributed.fleet.meta_parallel.tensor_parallel",
+        "broadcast_input_data",
+        "replaced: a copy of the same name, the one that is called",
+        "the same",
+    ),
+    PrivateName(
+        "paddle.distributed.parallel",
+        "ParallelEnv.device_id",
+        "its attribute _device_id is given: PipelineLayer asks for it, and a CPU has none",
+        "ParallelEnv().device_id is there on CPU",
+    ),
+)
+
+PRIVATE_NAMES = (*_GROUPS, *_COLLECTIVES, *_POINT_TO_POINT, *_TENSOR_PARALLEL, *_FLEET_PARTS)
 
 
 def check() -> None:

@@ -10,6 +10,7 @@ from paddle import nn
 
 from ppfleetx.config import Config
 from ppfleetx.distributed import RNGStatesTracker
+from ppfleetx.distributed.pipeline import stage_blocks
 from ppfleetx.layers.attention import AttentionOptions, CausalSelfAttention
 from ppfleetx.layers.dropout import Dropout
 from ppfleetx.layers.edges import Edges
@@ -75,18 +76,34 @@ def _attention_options(config: Config, number: int) -> AttentionOptions:
     )
 
 
-def build_model(config: Config, tracker: RNGStatesTracker, edges: Edges | None = None) -> PieceList:
-    """This rank's part of the model: ids int64 [b, s] → logits [s, b, V/mp], weights from the tracker's init streams.
+def build_model(
+    config: Config, tracker: RNGStatesTracker, edges: Edges | None = None, stage: tuple[int, int] = (0, 1)
+) -> PieceList:
+    """This rank's part of the model, weights from the tracker's init streams.
+
+    The first stage takes ids int64 [b, s], the last gives logits [s, b, V/mp], between stages goes [s, b, h].
 
     Args:
         config: the run's configuration.
         tracker: the random streams, seeded.
         edges: where values are cut over groups; None: nowhere.
+        stage: (number, count) of pipeline stages.
     """
     edges = edges or Edges()
     maker = ParameterMaker(spec.parameters(config), tracker, edges)
     plan = RecomputePlan(config.derived.recompute_granularity, config.derived.no_recompute_layers)
-    embedding = Embedding(maker, config.Model.hidden_dropout_prob)
-    blocks = [Block(number, config, maker, plan) for number in range(config.Model.num_layers)]
-    head = ParallelHead(embedding.word.weight, edges)  # tied: the head holds the embedding's own Parameter
-    return PieceList([embedding, *blocks, LayerNorm("norm", maker), head])
+    number, count = stage
+    pieces: list[nn.Layer] = []
+    if number == 0:
+        pieces.append(Embedding(maker, config.Model.hidden_dropout_prob))
+    pieces += [Block(block, config, maker, plan) for block in stage_blocks(config.Model.num_layers, count, number)]
+    if number == count - 1:
+        pieces += [LayerNorm("norm", maker), _head(pieces, maker)]
+    return PieceList(pieces)
+
+
+def _head(pieces: list[nn.Layer], maker: ParameterMaker) -> ParallelHead:
+    """The head, tied: it holds the embedding's own Parameter, or, on a stage without it, one of the same logical name."""
+    if pieces and isinstance(pieces[0], Embedding):
+        return ParallelHead(pieces[0].word.weight, maker.edges)
+    return ParallelHead(maker.create(nn.Layer(), spec.WORD_EMBEDDING), maker.edges)
