@@ -42,7 +42,7 @@ def write_file(path: Path, buffers: Iterable[bytes | np.ndarray]) -> FileSum:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         for buffer in buffers:
-            view = memoryview(buffer).cast("B")
+            view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy's stubs do not say that arrays are buffers
             for start in range(0, len(view), CHUNK_BYTES):
                 chunk = view[start : start + CHUNK_BYTES]
                 crc, size = crc32c(chunk, crc), size + len(chunk)

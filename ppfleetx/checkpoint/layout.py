@@ -56,7 +56,8 @@ class PieceLayout:
         self._run = region.run
         self._count = len(spec.parts) or 1
         self._width = spec.shape[-1] // self._count // spec.groups
-        assert self._count == 1 or all(edge % (self._count * self._width) == 0 for edge in box[-1]), f"{spec.name}: {box}"
+        self._period = self._count * self._width
+        assert self._count == 1 or all(edge % self._period == 0 for edge in box[-1]), f"{spec.name}: {box}"
         self.parts = [
             Part(name, shape, self._region(number, region))
             for number, (name, shape) in enumerate(stored_shapes(spec).items())
@@ -67,9 +68,9 @@ class PieceLayout:
         memory = memory[: self.size]
         if self._count == 1:
             return [memory]
-        periods = np.empty((self._periods, self._count, self._width), memory.dtype)
-        periods.reshape(-1)[self._within(self._run, self._count * self._width)] = memory
-        return [periods[:, number].reshape(-1)[self._within_part(number)] for number in range(self._count)]
+        periods = self._covering(memory, self._run, self._period).reshape(-1, self._count, self._width)
+        parts = [np.ascontiguousarray(periods[:, number]).reshape(-1) for number in range(self._count)]
+        return [part[self._within(self._part_run(number), self._width)] for number, part in enumerate(parts)]
 
     def join(self, memories: Sequence[np.ndarray]) -> np.ndarray:
         """The memory of each part → the piece's, padding left out."""
@@ -77,16 +78,15 @@ class PieceLayout:
             return memories[0]
         periods = np.empty((self._periods, self._count, self._width), memories[0].dtype)
         for number, memory in enumerate(memories):
-            part = np.empty(self._periods * self._width, memory.dtype)
-            part[self._within_part(number)] = memory
+            part = self._covering(memory, self._part_run(number), self._width)
             periods[:, number] = part.reshape(-1, self._width)
-        return periods.reshape(-1)[self._within(self._run, self._count * self._width)]
+        return periods.reshape(-1)[self._within(self._run, self._period)]
 
     @property
     def _periods(self) -> int:
         """Periods that the run touches."""
         start, stop = self._run
-        return -(-stop // (self._count * self._width)) - start // (self._count * self._width)
+        return -(-stop // self._period) - start // self._period
 
     def _region(self, number: int, region: Region) -> Region:
         """The region of part `number` that this region of the piece holds."""
@@ -100,16 +100,21 @@ class PieceLayout:
         """The run of part `number`: how many of its elements come before each end of the piece's run."""
         before = []
         for position in self._run:
-            periods, rest = divmod(position, self._count * self._width)
+            periods, rest = divmod(position, self._period)
             before.append(periods * self._width + min(max(rest - number * self._width, 0), self._width))
         return before[0], before[1]
 
-    def _within_part(self, number: int) -> slice:
-        return self._within(self._part_run(number), self._width)
+    def _covering(self, memory: np.ndarray, run: tuple[int, int], period: int) -> np.ndarray:
+        """The memory of a run, extended (by anything) to the whole periods that it touches."""
+        if memory.size == self._periods * period:
+            return memory
+        covering = np.empty(self._periods * period, memory.dtype)
+        covering[self._within(run, period)] = memory
+        return covering
 
     def _within(self, run: tuple[int, int], period: int) -> slice:
         """Where a run lies in the touched periods, which hold `period` of its elements each."""
-        first = self._run[0] // (self._count * self._width) * period
+        first = self._run[0] // self._period * period
         return slice(run[0] - first, run[1] - first)
 
 
@@ -121,4 +126,3 @@ def padded_memory(memory: np.ndarray, box: Box, flat: tuple[int, int] | None) ->
     full = np.zeros(size, memory.dtype)
     full[: memory.size] = memory
     return full
-

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -77,7 +78,7 @@ class CheckpointManager:
             if found is None:
                 return None
             try:
-                self.context.together(lambda path=Path(found): self._check_own_share(path))
+                self.context.together(partial(self._check_own_share, Path(found)))
                 return Path(found)
             except UserError as error:
                 if ckpt_dir != "auto":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ SCALAR_SLOTS = frozenset({"beta1_pow", "beta2_pow"})
 
 
 class Checkpoint:
-    """The complete checkpoint at `path`; reads from the files only what is asked for. A dtype is F32, BF16, …
+    """The complete checkpoint at `path`; reads from the files only what is asked for.
 
     Attributes:
         path: its folder.
@@ -42,10 +43,13 @@ class Checkpoint:
         """Parameters by name: global shape without padding."""
         return {name: slots[""][0].shape for name, slots in self._entries.items() if "" in slots}
 
-    def dtypes(self, spec: ParameterSpec) -> dict[str, str]:
-        """The slots stored for a parameter of the model ("" the weight), each with its dtype."""
-        name = spec.parts[0] if spec.parts else spec.name
-        return {slot: entries[0].dtype for slot, entries in self._entries[name].items()}
+    def slots(self, spec: ParameterSpec) -> Set[str]:
+        """What is stored for a parameter of the model: "" (the weight), moment1, …"""
+        return self._entries[spec.parts[0] if spec.parts else spec.name].keys()
+
+    def all_slots(self) -> Set[str]:
+        """What is stored for any parameter."""
+        return {entry.slot for entry in self.manifest.entries}
 
     def read_piece(self, spec: ParameterSpec, box: Box, flat: tuple[int, int] | None, slot: str = "") -> np.ndarray:
         """The memory of a rank's piece, 1-D; padding is zero. A slot that is one number for the parameter has size 1."""
@@ -56,12 +60,15 @@ class Checkpoint:
         return padded_memory(layout.join(memories), box, flat)
 
     def read(self, name: str, slot: str, region: Region) -> np.ndarray:
-        """The memory of a region of a stored tensor."""
+        """The memory of a region of a stored tensor; not to be written to, it may be the file's own."""
         entries = self._entries[name][slot]
-        if len({entry.dtype for entry in entries}) != 1:
-            raise Damaged(f"{self.path}: {name} {slot} is stored in {sorted({entry.dtype for entry in entries})}")
+        if len(dtypes := {entry.dtype for entry in entries}) != 1:
+            raise Damaged(f"{self.path}: {name} {slot} is stored in {sorted(dtypes)}")
+        if same := [entry for entry in entries if entry.region == region]:
+            return self._stored(same[0])
         memory = np.empty(region.size, DTYPES[entries[0].dtype])
-        count = sum(self._copy(entry, memory, region) for entry in entries)
+        parts = [entry for entry in entries if touch(region, entry.region)]
+        count = sum(copy_common(self._stored(entry), entry.region, memory, region) for entry in parts)
         if count != region.size:
             raise Damaged(f"{self.path}: {count} of {region.size} elements of {name} {slot} are in the files")
         return memory
@@ -79,15 +86,14 @@ class Checkpoint:
         except (OSError, KeyError, ValueError) as error:
             raise Damaged(f"{self.path / file} cannot be read: {error}") from None
 
-    def _copy(self, entry: Entry, memory: np.ndarray, region: Region) -> int:
-        if not touch(region, entry.region):
-            return 0
+    def _stored(self, entry: Entry) -> np.ndarray:
+        """The memory of an entry, mapped."""
         if entry.file not in self._shards:
             self._shards[entry.file] = Shard(self.path / entry.file)
-        source = self._shards[entry.file].memory(entry.key)
-        if source.dtype != memory.dtype or source.size != entry.region.size:
+        memory = self._shards[entry.file].memory(entry.key)
+        if memory.dtype != DTYPES[entry.dtype] or memory.size != entry.region.size:
             raise Damaged(f"{self.path / entry.file}: {entry.key} is not what the manifest says")
-        return copy_common(source, entry.region, memory, region)
+        return memory
 
 
 def rank_file(rank: int) -> str:

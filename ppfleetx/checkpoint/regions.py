@@ -1,4 +1,4 @@
-"""Parts of a tensor, and copying what two of them have in common.
+"""Parts of a tensor (of at least one dim), and copying what two of them have in common.
 
 A *box* is (start, stop) of each dim. A *region* is a box, or a run of it: the elements [a, b) of the box in row-major order.
 Its *memory* is its elements end to end, a 1-D array in row-major order of the box. Numbers only; imports no Paddle.
@@ -108,8 +108,8 @@ def _run(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     beginning of a row."""
     if start >= stop:
         return
-    if len(shape) <= 1:
-        yield ((start, stop),) * len(shape)
+    if len(shape) == 1:
+        yield ((start, stop),)
         return
     row = prod(shape[1:])
     first, last = -(-start // row), stop // row  # whole rows

@@ -18,7 +18,7 @@ import numpy as np
 from ppfleetx.checkpoint.files import FileSum, write_file
 
 #: name in the file → what NumPy reads it as
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),

@@ -140,6 +140,10 @@ class ParallelContext:
         """Say farewell, at the end of a run that went well; every rank calls it. Rank 0 returns last, so that nobody
         loses the store while still at work. After an error just exit: the launcher ends the others."""
         if self._meetings is not None:
+            if self.device == "cpu":
+                from ppfleetx.distributed import gloo
+
+                gloo.flush()  # messages that are still under way
             self._meetings.farewell()
 
     def __enter__(self) -> ParallelContext:
@@ -150,6 +154,10 @@ class ParallelContext:
     ) -> None:
         if error is None:
             self.close()
+        elif self._meetings is not None and self.device == "cpu":
+            from ppfleetx.distributed import gloo
+
+            gloo.abandon()  # do not wait for peers that may be gone
 
 
 def _meet(topology: Topology, device: str, timeout_s: float) -> Meetings:

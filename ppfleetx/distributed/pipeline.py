@@ -17,9 +17,9 @@ import paddle.distributed as dist
 if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
-#: computes micro-batch i: the first stage gets None, the others the activation of the stage before; the last stage returns
-#: the loss to differentiate, the others an activation
-StageFunction = Callable[[int, "paddle.Tensor | None"], paddle.Tensor]
+#: computes a micro-batch (number, activation of the place before or None at the start, chunk) on this stage: gives an
+#: activation, or at the end of the model the loss to differentiate
+StageFunction = Callable[[int, "paddle.Tensor | None", int], paddle.Tensor]
 
 
 class Pipeline:
@@ -47,66 +47,74 @@ class Pipeline:
         """Whether this stage computes the loss."""
         return self.stage == self.num_stages - 1
 
+    def is_end(self, chunk: int) -> bool:
+        """Whether a chunk of this stage computes the loss."""
+        return self.is_last
+
     def train(self, num_micro_batches: int, forward: StageFunction) -> None:
         """Forward and backward of all micro-batches; gradients add up in the parameters. Every stage must call it.
 
         A stage holds the activations of at most num_stages − stage micro-batches.
         """
+        first, last = self.is_first, self.is_last
         ahead = min(self.num_stages - self.stage - 1, num_micro_batches)
         waiting: deque[tuple[paddle.Tensor | None, paddle.Tensor]] = deque()
         for number in range(ahead):
-            received = self._exchange(receive_activation=True)[0]
-            result = forward(number, received)
-            self._exchange(send_activation=result)
+            received = self.exchange(from_before=not first)[0]
+            result = forward(number, received, 0)
+            self.exchange(to_next=result)
             waiting.append((received, result))
-        received = self._exchange(receive_activation=True)[0] if ahead < num_micro_batches else None
+        received = self.exchange(from_before=not first and ahead < num_micro_batches)[0]
         for number in range(ahead, num_micro_batches):
-            result = forward(number, received)
+            result = forward(number, received, 0)
             waiting.append((received, result))
-            gradient = self._exchange(send_activation=result, receive_gradient=True)[1]
-            passed = _backward(*waiting.popleft(), gradient)
+            gradient = self.exchange(to_next=None if last else result, from_next=not last)[1]
+            passed = backward(*waiting.popleft(), gradient)
             more = number + 1 < num_micro_batches
-            received = self._exchange(send_gradient=passed, receive_activation=more)[0]
+            received = self.exchange(to_before=passed, from_before=more and not first)[0]
         while waiting:
-            gradient = self._exchange(receive_gradient=True)[1]
-            self._exchange(send_gradient=_backward(*waiting.popleft(), gradient))
+            gradient = self.exchange(from_next=True)[1]
+            self.exchange(to_before=backward(*waiting.popleft(), gradient))
 
     def evaluate(self, num_micro_batches: int, forward: StageFunction) -> list[paddle.Tensor]:
         """Forward of all micro-batches without gradients: their results on the last stage, [] on the others."""
         results = []
         with paddle.no_grad():
             for number in range(num_micro_batches):
-                result = forward(number, self._exchange(receive_activation=True)[0])
+                result = forward(number, self.exchange(from_before=not self.is_first)[0], 0)
                 if self.is_last:
                     results.append(result)
                 else:
-                    self._exchange(send_activation=result)
+                    self.exchange(to_next=result)
         return results
 
-    def _exchange(
+    def exchange(
         self,
-        send_activation: paddle.Tensor | None = None,
-        send_gradient: paddle.Tensor | None = None,
-        receive_activation: bool = False,
-        receive_gradient: bool = False,
+        to_next: paddle.Tensor | None = None,
+        to_before: paddle.Tensor | None = None,
+        from_before: bool = False,
+        from_next: bool = False,
     ) -> tuple[paddle.Tensor | None, paddle.Tensor | None]:
-        """Posts the sends and receives of one moment together, so that neighbours cannot block each other; what has no
-        neighbour to go to or come from is left out. Returns (activation, gradient) received."""
+        """Posts the sends and receives of one moment together, so that neighbours cannot block each other.
+
+        Activations go to the next stage (from the last to the first where stages hold several chunks), gradients to the
+        stage before. Returns (activation, gradient) received.
+        """
         if self._group is None:
             return None, None
-        ranks, stage = self._group.ranks, self.stage
+        before = self._group.ranks[self.stage - 1]
+        after = self._group.ranks[(self.stage + 1) % self.num_stages]
         operations, activation, gradient = [], None, None
-        if send_activation is not None and not self.is_last:
-            value = send_activation.detach().astype(self._dtype).contiguous()
-            operations.append(dist.P2POp(dist.isend, value, ranks[stage + 1], self._group))
-        if send_gradient is not None and not self.is_first:
-            operations.append(dist.P2POp(dist.isend, send_gradient.contiguous(), ranks[stage - 1], self._group))
-        if receive_activation and not self.is_first:
+        for value, peer in ((to_next, after), (to_before, before)):
+            if value is not None:
+                value = value.detach().astype(self._dtype).contiguous()
+                operations.append(dist.P2POp(dist.isend, value, peer, self._group))
+        if from_before:
             activation = paddle.empty(self._shape, self._dtype)
-            operations.append(dist.P2POp(dist.irecv, activation, ranks[stage - 1], self._group))
-        if receive_gradient and not self.is_last:
+            operations.append(dist.P2POp(dist.irecv, activation, before, self._group))
+        if from_next:
             gradient = paddle.empty(self._shape, self._dtype)
-            operations.append(dist.P2POp(dist.irecv, gradient, ranks[stage + 1], self._group))
+            operations.append(dist.P2POp(dist.irecv, gradient, after, self._group))
         if operations:
             for task in dist.batch_isend_irecv(operations):
                 task.wait()
@@ -115,10 +123,10 @@ class Pipeline:
         return activation, gradient
 
 
-def _backward(
+def backward(
     received: paddle.Tensor | None, result: paddle.Tensor, gradient: paddle.Tensor | None
 ) -> paddle.Tensor | None:
-    """Backward of one micro-batch; gives the gradient of what was received."""
+    """Backward of one micro-batch (gradient None: `result` is the loss); gives the gradient of what was received."""
     if gradient is None:
         result.backward()
     else:
@@ -126,8 +134,13 @@ def _backward(
     return None if received is None else received.grad
 
 
-def stage_blocks(num_blocks: int, num_stages: int, stage: int) -> range:
-    """The blocks of a stage: as even as they come, earlier stages one more where it does not divide."""
-    share, more = divmod(num_blocks, num_stages)
-    first = stage * share + min(stage, more)
-    return range(first, first + share + (stage < more))
+def stage_blocks(num_blocks: int, num_stages: int, num_chunks: int, stage: int) -> list[range]:
+    """The blocks of each chunk of a stage: as even as they come, earlier places one more where it does not divide."""
+    places = num_stages * num_chunks
+    share, more = divmod(num_blocks, places)
+    chunks = []
+    for chunk in range(num_chunks):
+        place = chunk * num_stages + stage
+        first = place * share + min(place, more)
+        chunks.append(range(first, first + share + (place < more)))
+    return chunks

@@ -6,13 +6,16 @@ Every stage cuts what the optimizer updates over the sharding group. Collectives
     stage 2   gathers each unit once an update, one reduce-scatter a unit and micro-batch
     stage 3   gathers before forward and before backward and frees after each; one reduce-scatter a unit and micro-batch
 
+`reduce_overlap` reduces beside the backward pass, so after every micro-batch at stage 1 too; `broadcast_overlap` gathers the
+next piece's units while a piece computes.
+
 Fleet 3.3.1 has stages of its own: its clip at stage 3 forgets the tensor group, it gathers weight by weight, and stage 3 does
 not work with a pipeline. Here one mechanism gives one clip, one form of checkpoint and every layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -20,8 +23,8 @@ from paddle import nn
 
 from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
-from ppfleetx.distributed.sharding_unit import Slice, Unit, UnitOptions, view
-from ppfleetx.distributed.trainable import TIED_OVER_STAGES, Piece, sum_of_squares
+from ppfleetx.distributed.sharding_unit import Unit, UnitOptions, view
+from ppfleetx.distributed.trainable import TIED_OVER_STAGES, Piece, is_first_copy, sum_of_squares
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from ppfleetx.distributed.context import ParallelContext
 
 #: a piece of fewer elements than this part of the largest (a last norm) joins its neighbour's unit, to save collectives
-SMALL = 0.01
+SMALL = 1 / 32
 
 
 class ShardedParameters:
@@ -60,6 +63,7 @@ class ShardedParameters:
         assert group is not None, "nothing to shard over"
         self._context, self._sequence_parallel, self._reduce_dtype = context, sequence_parallel, reduce_dtype
         stage = section.sharding_stage
+        assert stage < 3 or not (section.reduce_overlap or section.broadcast_overlap), "derive.py turns them off"
         self._frees, self._prefetches = stage == 3, section.broadcast_overlap
         options = UnitOptions(
             frees=stage == 3,
@@ -72,8 +76,8 @@ class ShardedParameters:
         alone = TIED_OVER_STAGES if context.tied_group is not None else ()
         self._units = [Unit(parameters, group, options) for parameters in partition(pieces, alone)]
         self._gradients = paddle.zeros([sum(unit.length for unit in self._units)], "float32")  # of all cuts, end to end
-        self._slices = [piece for unit in self._units for piece in unit.slices]
-        self.named: dict[str, Tensor] = {piece.spec.name: piece for piece in self._slices}
+        self._slices = [part for unit in self._units for part in unit.slices]
+        self.named: Mapping[str, Tensor] = {part.spec.name: part for part in self._slices}
         start = 0
         for unit in self._units:
             unit.attach(view(self._gradients, start, [unit.length]))
@@ -91,15 +95,15 @@ class ShardedParameters:
             unit.finish()
         all_reduce_sum_(self._gradients, self._context.replica_group)
         if self._sequence_parallel:
-            whole = [piece for piece in self._slices if piece.spec.mp_dim is None]
+            whole = [part for part in self._slices if part.spec.mp_dim is None]
             average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._reduce_dtype)
-        tied = [piece for piece in self._slices if piece.spec.name in TIED_OVER_STAGES]
+        tied = [part for part in self._slices if part.spec.name in TIED_OVER_STAGES]
         if self._context.tied_group is not None:
             average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._reduce_dtype)
 
     def norm(self) -> Tensor:
         """One all-reduce of a number over each of sharding, mp and pp."""
-        counted = [piece for piece in self._slices if self._is_first_copy(piece)]
+        counted = [part for part in self._slices if is_first_copy(self._context, part.spec)]
         squares = sum_of_squares(counted)
         for axis in ("sharding", "mp", "pp"):
             all_reduce_sum_(squares, self._context.group(axis))
@@ -128,21 +132,14 @@ class ShardedParameters:
         first_replica = all(topology.coordinate[axis] == 0 for axis in ("dp", "sep"))
         return [
             Piece(
-                piece.spec.name,
-                piece,
-                piece.spec.box(mp.rank, mp.size),
-                piece.flat,
-                first_replica and self._is_first_copy(piece),
+                part.spec.name,
+                part,
+                part.spec.box(mp.rank, mp.size),
+                part.flat,
+                first_replica and is_first_copy(self._context, part.spec),
             )
-            for piece in self._slices
+            for part in self._slices
         ]
-
-    def _is_first_copy(self, piece: Slice) -> bool:
-        """Whether no lower rank of mp or pp holds the same elements."""
-        topology = self._context.topology
-        repeated_over_mp = piece.spec.mp_dim is None and topology.mp_info.rank > 0
-        repeated_over_pp = piece.spec.name in TIED_OVER_STAGES and topology.pp_info.rank > 0
-        return not (repeated_over_mp or repeated_over_pp)
 
     # ---- the model's side
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle.base.framework import EagerParamBase
@@ -70,6 +71,10 @@ class Slice(EagerParamBase):
         super().__init__(shape=[flat[1] - flat[0]], dtype="float32", name=parameter.name, trainable=trainable)
         self.spec, self.number, self.at, self.flat = parameter.spec, number, at, flat
         self.optimize_attr = parameter.optimize_attr
+
+    def numpy(self) -> np.ndarray:
+        """A copy of the slice: Paddle's own copies all of the buffer that a view lies in."""
+        return self.detach().clone().numpy()
 
 
 class Unit:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
     from ppfleetx.distributed.context import ParallelContext
+    from ppfleetx.layers.spec import ParameterSpec
 
 #: logical names of weights that the first and the last pipeline stage hold
 TIED_OVER_STAGES = ("embedding.word.weight",)
@@ -90,7 +91,6 @@ class WholeParameters:
         self.named = named
         self._context = context
         self._parameters = list(named.values())
-        self._cut = [parameter for parameter in self._parameters if parameter.spec.mp_dim is not None]
         self._whole = [parameter for parameter in self._parameters if parameter.spec.mp_dim is None]
         self._tensor_group = context.group("mp")
         self._sequence_parallel = sequence_parallel
@@ -106,16 +106,11 @@ class WholeParameters:
 
     def norm(self) -> paddle.Tensor:
         """One all-reduce of a number over the tensor group and one over the pipeline's stages."""
-        again = self._tied if self._context.tied_group is not None and not self._on_first_stage() else []
-        counted = [parameter for parameter in self._cut if all(parameter is not one for one in again)]
+        counted = [parameter for parameter in self._parameters if is_first_copy(self._context, parameter.spec)]
         squares = sum_of_squares(counted)
-        if self._tensor_group is None or self._tensor_group.rank == 0:
-            squares = squares + sum_of_squares(self._whole)
-        all_reduce_sum_(squares, self._tensor_group)
-        return all_reduce_sum_(squares, self._context.group("pp")).sqrt()
-
-    def _on_first_stage(self) -> bool:
-        return self._context.topology.pp_info.rank == 0
+        for axis in ("mp", "pp"):
+            all_reduce_sum_(squares, self._context.group(axis))
+        return squares.sqrt()
 
     def scale(self, factor: float) -> None:
         """Local."""
@@ -144,9 +139,7 @@ class WholeParameters:
                 parameter,
                 parameter.spec.box(mp.rank, mp.size),
                 None,
-                first_data
-                and (parameter.spec.mp_dim is not None or mp.rank == 0)
-                and (name not in TIED_OVER_STAGES or self._on_first_stage()),
+                first_data and is_first_copy(self._context, parameter.spec),
             )
             for name, parameter in self.named.items()
         ]
@@ -154,6 +147,13 @@ class WholeParameters:
     def _sum(self, parameters: Sequence[paddle.Tensor], group: Group | None) -> None:
         if group is not None:
             average_gradients(parameters, group, scale=1.0, reduce_dtype=self._reduce_dtype)
+
+
+def is_first_copy(context: ParallelContext, spec: ParameterSpec) -> bool:
+    """Whether no rank before this one on the axes mp and pp holds the same part of the parameter."""
+    repeated_over_mp = spec.mp_dim is None and context.topology.mp_info.rank > 0
+    repeated_over_pp = spec.name in TIED_OVER_STAGES and context.topology.pp_info.rank > 0
+    return not (repeated_over_mp or repeated_over_pp)
 
 
 def sum_of_squares(parameters: Sequence[paddle.Tensor]) -> paddle.Tensor:

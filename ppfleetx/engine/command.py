@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
         for line in (*(f"warning: {warning}" for warning in loaded.warnings), summary(loaded.config)):
             print(line, file=sys.stderr)
         return 0
-    # before Paddle is imported: it tells of its inner life, and warns that it finds no compiler cache
-    os.environ.setdefault("GLOG_minloglevel", "2")
-    warnings.filterwarnings("ignore", message="No ccache found")
+    quiet_paddle()
     from ppfleetx.engine.failures import guarded  # needs Paddle
 
     return guarded(loaded, work)
@@ -82,6 +80,12 @@ def _load(arguments: argparse.Namespace) -> Loaded:
             )
         )
     return load_config(arguments.config, arguments.override, world_size)
+
+
+def quiet_paddle() -> None:
+    """Called before Paddle is imported, which tells of its inner life and warns that it finds no compiler cache."""
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def topology_of(config: Config) -> Topology:

@@ -11,7 +11,7 @@ from pathlib import Path
 import paddle
 from paddle import nn
 
-from ppfleetx.checkpoint.manager import KEY, CheckpointManager
+from ppfleetx.checkpoint.manager import KEY, CheckpointManager, SaveError
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
@@ -137,8 +137,15 @@ class Engine:
         logger.info("%s", record.line())
 
     def save(self) -> None:
-        """Saves a checkpoint of the present step; every rank must call it."""
-        path = self.checkpoints.save(self.progress.step, resume.capture(self))
+        """Saves a checkpoint of the present step; every rank must call it.
+
+        Raises:
+            RunError: it could not be written; earlier checkpoints stand.
+        """
+        try:
+            path = self.checkpoints.save(self.progress.step, resume.capture(self))
+        except SaveError as error:
+            raise RunError(str(error)) from None
         self._saved_step = self.progress.step
         logger.info("saved %s", path)
 

@@ -13,6 +13,7 @@ from ppfleetx.config import Config
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext
 from ppfleetx.distributed.collectives import all_reduce_sum_
+from ppfleetx.distributed.interleaved import InterleavedPipeline
 from ppfleetx.distributed.pipeline import Pipeline
 from ppfleetx.distributed.sharding import ShardedParameters
 from ppfleetx.distributed.trainable import Trainable, WholeParameters
@@ -75,13 +76,16 @@ class TrainStep:
         with fault.spoiled_gradient(self.model):
             mean_loss = self._forward_backward(batch)
         self.trainable.reduce()
-        scaler = self.precision.scaler
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
         loss, norm = paddle.stack([mean_loss, self.trainable.norm()]).tolist()  # the one wait for the device
+        norm /= self.precision.loss_scale()
         finite = math.isfinite(norm) and math.isfinite(loss)
+        scaler = self.precision.scaler
         if not finite and scaler is None:
             raise NotFinite(f"loss {loss}, gradient norm {norm}")
+        if scaler is not None:
+            if not finite:
+                self.trainable.scale(math.nan)  # a scaler looks at its own rank only: let all see what one saw
+            scaler.unscale_(self.optimizer)
         if finite and 0 < self.clip_norm < norm:
             self.trainable.scale(self.clip_norm / norm)
         self.optimizer.set_lr(learning_rate)
@@ -97,7 +101,9 @@ class TrainStep:
         """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
         batch = self._own_part(batch)
         micro_batches = self._micro_batches(batch)
-        losses = self.pipeline.evaluate(len(micro_batches), lambda i, x: self._compute(micro_batches[i], x))
+        losses = self.pipeline.evaluate(
+            len(micro_batches), lambda i, x, chunk: self._compute(micro_batches[i], x, chunk)
+        )
         total = sum((float(loss.item()) for loss in losses), 0.0)
         own = float(batch.loss_mask.sum()) if self.pipeline.is_last else 0.0
         sums = all_reduce_sum_(paddle.to_tensor([total, own], dtype="float64"), self.context.data_group)
@@ -111,10 +117,10 @@ class TrainStep:
         micro_batches = self._micro_batches(batch)
         total = paddle.zeros([], "float32")
 
-        def forward(number: int, received: paddle.Tensor | None) -> paddle.Tensor:
+        def forward(number: int, received: paddle.Tensor | None, chunk: int) -> paddle.Tensor:
             nonlocal total
-            result = self._compute(micro_batches[number], received)
-            if not self.pipeline.is_last:
+            result = self._compute(micro_batches[number], received, chunk)
+            if not self.pipeline.is_end(chunk):
                 return result
             loss = result / divisor
             total = total + loss.detach()
@@ -141,13 +147,15 @@ class TrainStep:
             return own
         return float(all_reduce_sum_(paddle.to_tensor(own, dtype="float64"), self.context.data_group).item())
 
-    def _compute(self, micro_batch: tuple[paddle.Tensor, ...], received: paddle.Tensor | None) -> paddle.Tensor:
-        """This stage's part of a micro-batch: the activation for the next stage [s, b, h], or on the last stage the sum of
-        the unmasked losses, float32 []."""
+    def _compute(
+        self, micro_batch: tuple[paddle.Tensor, ...], received: paddle.Tensor | None, chunk: int
+    ) -> paddle.Tensor:
+        """A chunk's part of a micro-batch: the activation for the next place [s, b, h], or at the end of the model the sum
+        of the unmasked losses, float32 []."""
         ids, labels, mask = micro_batch
         with self.precision.autocast():
-            result = self.model(ids if received is None else received)
-        if not self.pipeline.is_last:
+            result = self.model(ids if received is None else received, chunk)
+        if not self.pipeline.is_end(chunk):
             return result
         losses = self.loss(result, labels.transpose([1, 0]))
         return (losses * mask.transpose([1, 0])).sum()
@@ -166,7 +174,10 @@ def make_pipeline(config: Config, context: ParallelContext) -> Pipeline:
     if config.Model.sequence_parallel:
         length //= context.topology.mp_info.size
     shape = [length, config.Global.micro_batch_size, config.Model.hidden_size]
-    return Pipeline(context.group("pp"), shape, parameter_dtype(config.Engine.mix_precision, config.Global.device))
+    dtype, group = parameter_dtype(config.Engine.mix_precision, config.Global.device), context.group("pp")
+    if group is not None and config.Model.virtual_pp_degree > 1:
+        return InterleavedPipeline(group, shape, dtype, config.Model.virtual_pp_degree)
+    return Pipeline(group, shape, dtype)
 
 
 def stage_of(context: ParallelContext) -> tuple[int, int]:
@@ -179,7 +190,8 @@ def make_trainable(config: Config, context: ParallelContext, model: nn.Layer) ->
     precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
     sequence_parallel = edges_of(config, context).sequence_parallel
     if sharding.sharding_degree > 1:
-        pieces, dtype = list(model.pieces), parameter_dtype(precision, config.Global.device)
+        pieces = [piece for chunk in model.chunks for piece in chunk]
+        dtype = parameter_dtype(precision, config.Global.device)
         return ShardedParameters(context, pieces, sharding, sequence_parallel, precision.reduce_dtype, dtype)
     return WholeParameters(context, logical_parameters(model), sequence_parallel, precision.reduce_dtype)
 

@@ -25,5 +25,7 @@ def check_supported(config: Config) -> None:
         problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
     if problems:
         raise UserError(*problems)
+    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_stage == 3 and layout.pp_degree > 1:
+        logger.warning("sharding_stage 3 with pp_degree above 1 gathers every block anew for every micro-batch")
     if config.Optimizer.tensor_fusion:
         logger.warning("Optimizer.tensor_fusion has no effect in this version: parameters are updated one by one")

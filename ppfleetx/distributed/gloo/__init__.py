@@ -8,7 +8,7 @@ from __future__ import annotations
 from ppfleetx.distributed.gloo import private
 from ppfleetx.distributed.store import JobStore
 
-__all__ = ["flush", "install"]
+__all__ = ["abandon", "flush", "install"]
 
 
 def install(store: JobStore) -> None:
@@ -32,7 +32,7 @@ def install(store: JobStore) -> None:
 
 
 def flush() -> None:
-    """Return when every message sent from here has been received: before work that needs no other rank for long.
+    """Return when every message sent from here has been received: at the end of a run that went well.
 
     Raises:
         RuntimeError: a message was lost, or not received in time.
@@ -40,3 +40,10 @@ def flush() -> None:
     from ppfleetx.distributed.gloo import point_to_point
 
     point_to_point.flush()
+
+
+def abandon() -> None:
+    """Let this process end at once, with messages under way: after an error. Local."""
+    from ppfleetx.distributed.gloo import point_to_point
+
+    point_to_point.abandon()

@@ -1,7 +1,7 @@
 """Smaller parts of Fleet that take a CPU for an error.
 
-Stands in for `pp_layers.recompute_hybrid`, `broadcast_input_data` in two modules, `ParallelEnv._device_id` and
-`core.nccl_version` (private.py says when they can go).
+Stands in for `pp_layers.recompute_hybrid`, `broadcast_input_data` in two modules and `ParallelEnv._device_id` (private.py
+says when they can go), and for `core.nccl_version`, which a Paddle without CUDA lacks and `dist.all_reduce` calls.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from paddle.base import core
 from paddle.distributed import parallel
 from paddle.distributed.fleet.meta_parallel import tensor_parallel
 from paddle.distributed.fleet.meta_parallel.parallel_layers import pp_layers
-from paddle.distributed.fleet.recompute.recompute import recompute
-from paddle.distributed.fleet.utils import hybrid_parallel_util
+from paddle.distributed.fleet.utils import hybrid_parallel_util, recompute
 
 
 def install() -> None:

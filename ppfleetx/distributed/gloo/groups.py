@@ -32,6 +32,7 @@ class _Setup:
     ids: dict[Any, int] = field(default_factory=dict)
     #: the groups' stores: a member may still be reading when another is through, so they live as long as the process
     substores: list[Any] = field(default_factory=list)
+    #: the job's store over a connection of the threads' own, made under `lock`
     thread_store: JobStore | None = None
     lock: Any = field(default_factory=threading.Lock)
 
@@ -42,9 +43,15 @@ _setup = _Setup()
 def install(store: JobStore) -> None:
     """Route Paddle's group creation through this module. Local; a second call only replaces the store."""
     _setup.store = store
-    core.create_or_get_global_tcp_store = lambda: store.transport
+    core.create_or_get_global_tcp_store = _transport
     collective._new_process_group_impl = parallel._new_process_group_impl = _process_group
     collective.new_group = dist.new_group = _new_group
+
+
+def _transport() -> Any:
+    """`create_or_get_global_tcp_store` that gives the store that is open already."""
+    assert _setup.store is not None
+    return _setup.store.transport
 
 
 def _new_group(ranks: Sequence[int] | None = None, *args: Any, **options: Any) -> Any:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _Gloo: Any = core.ProcessGroupGloo  # Any: its methods are replaced
 _raw_send, _raw_recv = _Gloo.send, _Gloo.recv  # Paddle's, since a module is loaded once
 
-#: how long a process that ends well waits for its last messages to be received
-FLUSH_TIMEOUT_S = 60.0
+#: how long to wait for the last messages to be received; Gloo gives up after 30 s
+FLUSH_TIMEOUT_S = 40.0
 #: Paddle numbers its groups from 0; lanes are numbered from here
 _FIRST_LANE_ID = 10_000_000
 
@@ -78,7 +78,7 @@ class _Lane:
 
     def __init__(self, group_id: int, source: int, destination: int, end: int):
         ranks = dist.get_group(group_id).ranks
-        self._name = f"from rank {ranks[source]} to rank {ranks[destination]}"
+        self.name = f"from rank {ranks[source]} to rank {ranks[destination]}"
         self._key, self._end = f"lane/{group_id}/{source}-{destination}", end
         self._id = _FIRST_LANE_ID + (group_id * len(ranks) + source) * len(ranks) + destination
         self._jobs: SimpleQueue[tuple[Callable[[Any], Any], Future[None]]] = SimpleQueue()
@@ -102,7 +102,7 @@ class _Lane:
                     pair = pair or groups.pair(self._key, self._end, self._id)
                     job(pair).wait()
             except Exception as error:
-                self.failure = RuntimeError(f"a message {self._name} was lost: {error}")
+                self.failure = RuntimeError(f"a message {self.name} was lost: {error}")
                 print(f"ppfleetx: {self.failure}", file=sys.stderr, flush=True)
             if self.failure is None:
                 done.set_result(None)
@@ -112,6 +112,7 @@ class _Lane:
 
 _sending: dict[tuple[Any, int], _Lane] = {}
 _receiving: dict[tuple[Any, int], _Lane] = {}
+_abandoned = False
 #: receives of a batch in progress, done when all its sends are under way; None outside a batch
 _postponed: list[Callable[[], Any]] | None = None
 
@@ -125,8 +126,8 @@ def install() -> None:
     _Gloo.recv_partial = _Gloo.recv_partial_on_calc_stream = _recv_partial
     _Gloo._start_coalescing = _start_coalescing
     _Gloo._end_coalescing = _end_coalescing
-    atexit.unregister(_flush_at_exit)
-    atexit.register(_flush_at_exit)
+    atexit.unregister(_end)
+    atexit.register(_end)
 
 
 def send(group: Any, tensor: Tensor, destination: int, sync_op: bool = True) -> Done:
@@ -175,18 +176,30 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
             if lane.last is not None:
                 lane.last.result(timeout_s)
         except FutureTimeout as error:
-            raise RuntimeError(f"a message {lane._name} was not received within {timeout_s:g} s") from error
+            raise RuntimeError(f"a message {lane.name} was not received within {timeout_s:g} s") from error
 
 
-def _flush_at_exit() -> None:
+def abandon() -> None:
+    """Do not wait for messages under way when the process ends: it ends after an error. Local."""
+    global _abandoned
+    _abandoned = True
+
+
+def _end() -> None:
     """A process that ends well must not take its last messages with it; after an error nobody waits for them."""
-    if getattr(sys, "last_value", None) is not None:
-        return
+    failed = _abandoned or getattr(sys, "last_value", None) is not None  # of an error that nobody caught
     try:
-        flush()
+        if not failed:
+            flush()
     except RuntimeError as error:
-        print(f"ppfleetx: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # an exception raised here would leave the exit code 0
+        print(f"ppfleetx: {error}", file=sys.stderr)
+    else:
+        if all(lane.last is None or lane.last.done() for lane in (*_sending.values(), *_receiving.values())):
+            return
+    # An exception raised here would leave the exit code 0, and a thread inside Gloo would abort the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _check_sends() -> None:

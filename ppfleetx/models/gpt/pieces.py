@@ -93,17 +93,20 @@ def build_model(
     maker = ParameterMaker(spec.parameters(config), tracker, edges)
     plan = RecomputePlan(config.derived.recompute_granularity, config.derived.no_recompute_layers)
     number, count = stage
-    pieces: list[nn.Layer] = []
+    num_chunks = config.Model.virtual_pp_degree if count > 1 else 1
+    chunks: list[list[nn.Layer]] = [
+        [Block(block, config, maker, plan) for block in blocks]
+        for blocks in stage_blocks(config.Model.num_layers, count, num_chunks, number)
+    ]
     if number == 0:
-        pieces.append(Embedding(maker, config.Model.hidden_dropout_prob))
-    pieces += [Block(block, config, maker, plan) for block in stage_blocks(config.Model.num_layers, count, number)]
+        chunks[0].insert(0, Embedding(maker, config.Model.hidden_dropout_prob))
     if number == count - 1:
-        pieces += [LayerNorm("norm", maker), _head(pieces, maker)]
-    return PieceList(pieces)
+        chunks[-1] += [LayerNorm("norm", maker), _head(chunks[0][0], maker)]
+    return PieceList(chunks)
 
 
-def _head(pieces: list[nn.Layer], maker: ParameterMaker) -> ParallelHead:
+def _head(first: nn.Layer, maker: ParameterMaker) -> ParallelHead:
     """The head, tied: it holds the embedding's own Parameter, or, on a stage without it, one of the same logical name."""
-    if pieces and isinstance(pieces[0], Embedding):
-        return ParallelHead(pieces[0].word.weight, maker.edges)
+    if isinstance(first, Embedding):
+        return ParallelHead(first.word.weight, maker.edges)
     return ParallelHead(maker.create(nn.Layer(), spec.WORD_EMBEDDING), maker.edges)

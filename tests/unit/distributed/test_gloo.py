@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import paddle
 import pytest
 
@@ -27,3 +30,42 @@ def test_a_missing_name_is_named(monkeypatch):
     monkeypatch.setattr(private, "PRIVATE_NAMES", (gone,))
     with pytest.raises(RuntimeError, match=rf"{paddle.__version__} lacks paddle.distributed.collective._gone.away"):
         private.check()
+
+
+def test_what_is_replaced_is_listed_and_a_second_install_changes_nothing():
+    """In a process of its own, since the parts stay installed."""
+    script = """
+from importlib import import_module
+from paddle.base import core
+from ppfleetx.distributed import gloo
+from ppfleetx.distributed.gloo import private
+from ppfleetx.distributed.store import JobStore
+
+listed = {(one.module, one.name) for one in private.PRIVATE_NAMES}
+modules = {name: import_module(name) for name in sorted({one.module for one in private.PRIVATE_NAMES})}
+
+def state():
+    found = {(module, name): value for module in modules for name, value in vars(modules[module]).items()}
+    methods = {name: getattr(core.ProcessGroupGloo, name) for name in dir(core.ProcessGroupGloo)}
+    found.update({("paddle.base.core", f"ProcessGroupGloo.{name}"): value for name, value in methods.items()})
+    return {key: value for key, value in found.items() if not key[1].startswith(("__", "ProcessGroupGloo.__"))}
+
+def changed(before, after):
+    return {key for key in before if after[key] is not before[key]}
+
+before = state()
+store = JobStore(None, 0, 1)
+gloo.install(store)
+once = state()
+replaced = changed(before, once)
+assert replaced <= listed, replaced - listed
+print(sorted(name for _, name in listed - replaced))
+gloo.install(store)
+assert not changed(once, state()), changed(once, state())
+from ppfleetx.distributed.gloo import collectives, point_to_point
+raw = [*collectives._raw.values(), point_to_point._raw_send, point_to_point._raw_recv]
+assert all(type(one).__name__ == "instancemethod" for one in raw), raw
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['ParallelEnv.device_id', 'ProcessGroupGloo.create']"  # used, not replaced
