@@ -111,6 +111,16 @@ def test_layouts_of_later_versions_are_refused_before_anything_is_built(tmp_path
     assert "Distributed.mp_degree = 2" in result.logs[0] and "Traceback" not in "".join(result.logs)
 
 
+def test_c15_layouts_of_later_versions_name_stage_and_degree():
+    from ppfleetx.config import UserError, load_config
+    from ppfleetx.engine import check_supported
+
+    layout = ["Distributed.mp_degree=2", "Distributed.sharding.sharding_degree=2", "Distributed.sharding.sharding_stage=3"]
+    with pytest.raises(UserError) as caught:
+        check_supported(load_config([str(REPO / TINY)], layout, 4).config)
+    assert "sharding_stage 3" in str(caught.value) and "mp_degree 2" in str(caught.value)
+
+
 def test_a_fault_that_one_rank_sees_ends_all_with_2(tmp_path):
     """Rank 1 alone cannot see the data: a folder that exists on one node only."""
     script = tmp_path / "rank.py"

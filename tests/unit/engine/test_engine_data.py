@@ -1,0 +1,44 @@
+"""Which samples each rank of a layout reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppfleetx.config import load_config
+from ppfleetx.distributed import Topology
+from ppfleetx.engine.data import open_data
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = [f"Data.{mode}.dataset.input_dir={ROOT / 'configs/debug/data'}" for mode in ("Train", "Eval")]
+
+
+@pytest.mark.parametrize("order", [("dp", "pp", "sharding", "mp", "sep"), ("sharding", "mp", "dp", "pp", "sep")])
+def test_c12_ranks_of_a_model_group_read_the_same_and_data_ranks_different_samples(order):
+    """World 8 as mp 2 · pp 2 · sharding 2, local batch 8, micro-batch 2: dp 1, global batch 16, 4 micro-batches, 2 streams."""
+    degrees = {"mp_degree": 2, "pp_degree": 2, "sharding_degree": 2}
+    overrides = [
+        "Distributed.mp_degree=2", "Distributed.pp_degree=2", "Distributed.sharding.sharding_degree=2",
+        "Global.global_batch_size=null", "Global.local_batch_size=8", "Global.micro_batch_size=2", *DATA,
+    ]  # fmt: skip
+    config = load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides, 8).config
+    derived = config.derived
+    assert (derived.dp_degree, derived.global_batch_size, derived.accumulate_steps) == (1, 16, 4)
+
+    read = {}
+    for rank in range(8):
+        topology = Topology(rank, 8, **degrees, order=order)
+        batch = next(iter(open_data(config, topology).train_batches(consumed=32)))
+        read.setdefault(topology.sharding_info.rank, set()).add(tuple(batch.sample_ids))
+    assert read == {0: {tuple(range(32, 40))}, 1: {tuple(range(40, 48))}}
+
+
+def test_evaluation_reads_the_same_samples_whatever_the_layout():
+    overrides = [*DATA, "Engine.eval_freq=1", "Engine.eval_iters=2"]
+    seen = []
+    for world in (1, 2, 4):
+        config = load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides, world).config
+        batches = [list(open_data(config, Topology(rank, world)).evaluation_batches()) for rank in range(world)]
+        seen.append([[one for rank in batches for one in rank[step].sample_ids.tolist()] for step in range(2)])
+    assert seen == [[list(range(8)), list(range(8, 16))]] * 3
