@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load_file
+import paddle
 
+from ppfleetx.checkpoint.reader import Checkpoint
+from ppfleetx.checkpoint.writer import TrainingState, write_manifest, write_own
+from ppfleetx.distributed.trainable import Piece
+from ppfleetx.layers.spec import ParameterSpec
 from tests.launch import LaunchResult, launch
 from tools.train import main
 
@@ -39,9 +43,19 @@ class Outcome(NamedTuple):
         """The training losses, in order."""
         return [record["loss"] for record in self.records()]
 
+    def checkpoint(self, step: int) -> Checkpoint:
+        """A checkpoint, whoever wrote it."""
+        return Checkpoint(self.output / f"step_{step:08d}")
+
     def weights(self, step: int) -> dict[str, np.ndarray]:
-        """The weights of a checkpoint by logical name."""
-        return load_file(self.output / f"step_{step:08d}" / "weights.safetensors")
+        """The weights of a checkpoint by logical name: whole, without padding."""
+        return {key: value for key, value in self.tensors(step).items() if key in self.checkpoint(step).shapes()}
+
+    def tensors(self, step: int) -> dict[str, np.ndarray]:
+        """Weights, moments and master weights of a checkpoint: `<logical name>` and `<logical name>.<slot>`."""
+        saved = self.checkpoint(step)
+        slots = {entry.key: (entry.name, entry.slot) for entry in saved.manifest.entries}
+        return {key: saved.read_whole(*slot) for key, slot in slots.items()}
 
 
 def arguments(output: Path, *overrides: str, config: str = TINY) -> list[str]:
@@ -61,6 +75,18 @@ def train_on(nproc: int, output: Path, *overrides: str, timeout: float = 120.0) 
     return Outcome(result.returncode, output, result)
 
 
+def rewrite(saved: Checkpoint, weights: dict[str, np.ndarray]) -> None:
+    """Gives a checkpoint of one process other weights, and takes its optimizer's states away."""
+    pieces = []
+    for name, value in weights.items():
+        tensor = paddle.to_tensor(value)
+        tensor.spec = ParameterSpec(name=name, shape=value.shape)
+        pieces.append(Piece(name, tensor, tensor.spec.box(), None, True))
+    state = TrainingState(pieces, {}, saved.streams(0), saved.manifest.progress, saved.manifest.run)
+    write_own(saved.path, 0, state)
+    write_manifest(saved.path, 1, state)
+
+
 def same_weights(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
     """Whether two sets of weights are equal to the bit."""
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
@@ -71,9 +97,13 @@ def _data() -> list[str]:
 
 
 def train_many_on(
-    nproc: int, runs: dict[str, tuple[str, ...]], folder: Path, timeout: float = 240.0
+    nproc: int,
+    runs: dict[str, tuple[str, ...]],
+    folder: Path,
+    timeout: float = 240.0,
+    worker: str = "tests/parity/worker.py",
 ) -> dict[str, Outcome]:
     """Several runs in one set of real processes, each with its overrides and a folder of its name."""
     lines = [arguments(folder / name, *overrides) for name, overrides in runs.items()]
-    result = launch([REPO / "tests/parity/worker.py", json.dumps(lines)], nproc, timeout=timeout, cwd=REPO)
+    result = launch([REPO / worker, json.dumps(lines)], nproc, timeout=timeout, cwd=REPO)
     return {name: Outcome(result.returncode, folder / name, result) for name in runs}

@@ -16,8 +16,7 @@ from ppfleetx.models.gpt.spec import summary
 def train(config: Config) -> None:
     """The straight line of a run."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-    from ppfleetx.engine import Engine, check_supported, open_data
-    from ppfleetx.layers.parameter import logical_parameters
+    from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
     from ppfleetx.models.gpt.pieces import build_model
     from ppfleetx.optim import build_optimizer
 
@@ -26,9 +25,10 @@ def train(config: Config) -> None:
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)
         tracker = get_rng_state_tracker()
-        model = build_model(config, tracker)
-        optimizer = build_optimizer(config, logical_parameters(model))
-        engine = Engine(config, context, tracker, model, optimizer)
+        model = build_model(config, tracker, edges_of(config, context), stage_of(context))
+        trainable = make_trainable(config, context, model)
+        optimizer = build_optimizer(config, trainable.named)
+        engine = Engine(config, context, tracker, model, trainable, optimizer)
         data = context.together(lambda: open_data(config, topology))
         engine.restore()
         engine.fit(data)

@@ -27,8 +27,7 @@ from ppfleetx.bench import LOGGING_FREQ
 from ppfleetx.config import Config, load_config
 from ppfleetx.data import Batch, CorpusWriter
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker, get_rng_state_tracker, seed_streams
-from ppfleetx.engine import Engine, RunData, check_supported, command, open_data
-from ppfleetx.layers.parameter import logical_parameters
+from ppfleetx.engine import Engine, RunData, check_supported, command, make_trainable, open_data
 from ppfleetx.metrics.console import setup_logging
 from ppfleetx.models.gpt.pieces import build_model
 from ppfleetx.optim import build_optimizer
@@ -141,7 +140,8 @@ def _alternate(config: Config, rounds: int, steps: int) -> tuple[list[list[Time]
         seed_streams(topology, config.Global.seed)
         tracker = get_rng_state_tracker()
         model = build_model(config, tracker)
-        engine = Engine(config, context, tracker, model, build_optimizer(config, logical_parameters(model)))
+        trainable = make_trainable(config, context, model)
+        engine = Engine(config, context, tracker, model, trainable, build_optimizer(config, trainable.named))
         data = open_data(config, topology)
         bare = _BareLoop(config, tracker, build_model(config, tracker), data.train_batches(0))
         times: list[list[Time]] = []

@@ -1,1 +1,6 @@
-"""Saving and loading a run. The engine sees only `CheckpointManager` and `TrainingState`."""
+"""Saving and loading a run, whatever its layout.
+
+From the bottom up: `regions` (parts of a tensor and what they share), `layout` (what a rank holds → what files hold), `shards`
+(safetensors files), `manifest` (what a folder must hold), `reader` (any part of any tensor), `manager` (save and find).
+All but `manager` is plain NumPy: looking into a checkpoint imports no Paddle. Nothing in a checkpoint can execute code.
+"""

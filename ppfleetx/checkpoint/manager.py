@@ -1,54 +1,43 @@
-"""Checkpoints of one run: a folder a step, complete or not there at all.
+"""The checkpoints of one run: a folder a step, complete or not there at all.
 
-`output_dir/step_0000000N/` holds `weights.safetensors` and `optimizer.safetensors` (logical names, written by rank 0),
-`rank_R.json` (random streams of rank R) and, written last, `manifest.json` with the size of every file. The folder is made
-under another name and renamed when it is complete. Nothing in it can execute code when loaded.
+`output_dir/step_0000000N/` holds `shard_R.safetensors` (what rank R alone owns, by logical names), `rank_R.json` (its random
+streams) and, written last, `manifest.json`. The folder is made under another name and renamed when all of it is on the disk.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import re
 import shutil
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
-import paddle
-from safetensors import SafetensorError
-from safetensors.paddle import load_file, save_file
-
-from ppfleetx.checkpoint.files import sync, write_json
+from ppfleetx.checkpoint.files import sync
+from ppfleetx.checkpoint.manifest import Damaged, missing, read_manifest, verify
+from ppfleetx.checkpoint.writer import TrainingState, write_manifest, write_own
 from ppfleetx.config.errors import Problem, UserError
-from ppfleetx.distributed import ParallelContext
+
+if TYPE_CHECKING:
+    from ppfleetx.distributed import ParallelContext
+
+T = TypeVar("T")
 
 KEY = "Engine.save_load.ckpt_dir"
-FORMAT = "ppfleetx-1"
+_OUTPUT_KEY = "Engine.save_load.output_dir"
 _STEP = re.compile(r"^step_(\d+)$")
 
+logger = logging.getLogger("ppfleetx")
 
-@dataclass
-class TrainingState:
-    """All that a run needs to go on.
 
-    Attributes:
-        weights: parameters by logical name.
-        optimizer: moments and master weights, `<logical name>.<slot>`.
-        streams: the random streams of this rank (JSON values); None if the checkpoint has none for this rank and layout.
-        progress: step, consumed samples, scaler and the like (JSON values).
-        run: what wrote it: resolved config, layout, versions (JSON values).
-    """
-
-    weights: dict[str, paddle.Tensor]
-    optimizer: dict[str, paddle.Tensor]
-    streams: dict[str, Any] | None
-    progress: dict[str, Any]
-    run: dict[str, Any] = field(default_factory=dict)
+class SaveError(Exception):
+    """A checkpoint could not be written (the disk is full, say). All ranks raise it alike; earlier checkpoints stand."""
 
 
 class CheckpointManager:
-    """Saves, finds and loads the checkpoints under `output_dir`; every rank holds one and makes the same calls."""
+    """Saves and finds the checkpoints under `output_dir`; every rank holds one and makes the same calls."""
 
     def __init__(self, output_dir: Path, context: ParallelContext):
         self.output_dir = output_dir
@@ -58,33 +47,54 @@ class CheckpointManager:
         """Writes the checkpoint of `step`; every rank must call it, and all return when it is complete.
 
         Raises:
-            OSError: the disk is full, say; earlier checkpoints stand.
+            SaveError: on all ranks, if one cannot write.
         """
-        final = self.output_dir / f"step_{step:08d}"
-        aside = self.output_dir / f".step_{step:08d}.tmp"
-        self.context.rank0_first("make the checkpoint folder", lambda: _make_empty(aside))
-        write_json(aside / f"rank_{self.context.topology.device_rank:05d}.json", state.streams)
-        self.context.agree(None)  # every rank has written
-        self.context.rank0_first("write the checkpoint", lambda: _write_shared(aside, final, state))
+        topology = self.context.topology
+        final, aside = self.output_dir / f"step_{step:08d}", self.output_dir / f".step_{step:08d}.tmp"
+        rank0_first, together = self.context.rank0_first, self.context.together
+        try:
+            rank0_first("make the checkpoint's folder", self._reported(lambda: _make_empty(aside)))
+            together(self._reported(lambda: write_own(aside, topology.device_rank, state)))
+            rank0_first(
+                "complete the checkpoint", self._reported(lambda: _complete(aside, final, topology.world_size, state))
+            )
+        except UserError as error:
+            if self.context.is_main:
+                shutil.rmtree(aside, ignore_errors=True)
+            raise SaveError("; ".join(problem.rule for problem in error.problems)) from error
         return final
 
     def find(self, ckpt_dir: str | None) -> Path | None:
-        """The folder to resume from: `ckpt_dir`, or for "auto" the newest complete one; None: start afresh.
+        """The checkpoint to resume from: `ckpt_dir`, or for "auto" the newest whole one; None: start afresh.
 
-        Rank 0 looks and tells the others; every rank must call it.
+        Every rank must call it. Rank 0 looks, and all read a share of the files to compare checksums.
 
         Raises:
-            UserError: a path was given and there is no complete checkpoint in it.
+            UserError: a path was given and there is no whole checkpoint in it.
         """
-        found = self.context.rank0_first("find the checkpoint", lambda: self._find(ckpt_dir))
-        return None if found is None else Path(found)
+        damaged: set[str] = set()
+        while True:
+            found = self.context.rank0_first("find the checkpoint", lambda: self._find(ckpt_dir, damaged))
+            if found is None:
+                return None
+            try:
+                self.context.together(partial(self._check_own_share, Path(found)))
+                return Path(found)
+            except UserError as error:
+                if ckpt_dir != "auto":
+                    raise
+                logger.warning("passed over %s: %s", found, error.problems[0].rule)
+                damaged.add(found)
 
-    def _find(self, ckpt_dir: str | None) -> str | None:
+    def steps(self) -> list[Path]:
+        """The step folders under `output_dir`, oldest first, complete or not."""
+        return _steps(self.output_dir)
+
+    def _find(self, ckpt_dir: str | None, damaged: set[str]) -> str | None:
         if ckpt_dir is None:
             return None
         if ckpt_dir == "auto":
-            complete = [path for path in self.steps() if missing(path) is None]
-            return str(complete[-1]) if complete else None
+            return self._newest(damaged)
         path = Path(ckpt_dir)
         if (why := missing(path)) is not None:
             inside = [step.name for step in _steps(path)] if path.is_dir() else []
@@ -92,52 +102,37 @@ class CheckpointManager:
             raise UserError(Problem(KEY, ckpt_dir, f"{why} (looked in {path.absolute()})", fix))
         return str(path)
 
-    def steps(self) -> list[Path]:
-        """The step folders under `output_dir`, oldest first, complete or not."""
-        return _steps(self.output_dir)
+    def _newest(self, damaged: set[str]) -> str | None:
+        for path in reversed(self.steps()):
+            if str(path) in damaged:
+                continue
+            if (why := missing(path)) is None:
+                return str(path)
+            logger.warning("passed over %s: %s", path, why)
+        return None
 
-    def load(self, path: Path) -> TrainingState:
-        """Reads the complete checkpoint at `path`; no communication.
-
-        Raises:
-            UserError: a file is damaged.
-        """
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-        rank = path / f"rank_{self.context.topology.device_rank:05d}.json"
-        same = manifest["run"]["layout"] == layout(self.context)
+    def _check_own_share(self, path: Path) -> None:
+        """Compares checksums of every so many files, so that all ranks together read each file once."""
+        topology = self.context.topology
         try:
-            return TrainingState(
-                weights=load_file(str(path / "weights.safetensors")),
-                optimizer=load_file(str(path / "optimizer.safetensors")),
-                streams=json.loads(rank.read_text(encoding="utf-8")) if same else None,
-                progress=manifest["progress"],
-                run=manifest["run"],
-            )
-        except (SafetensorError, json.JSONDecodeError, OSError) as error:
-            raise UserError(Problem(KEY, str(path), f"the checkpoint is damaged: {error}")) from None
+            names = sorted(read_manifest(path).files)
+        except Damaged as error:
+            raise UserError(Problem(KEY, str(path), str(error))) from None
+        faults = verify(path, names[topology.device_rank :: topology.world_size])
+        if faults:
+            raise UserError(*(Problem(KEY, str(path), f"the checkpoint is damaged: {fault}") for fault in faults))
 
+    def _reported(self, work: Callable[[], T]) -> Callable[[], T]:
+        """`work`, such that a failure to write travels to the other ranks."""
 
-def layout(context: ParallelContext) -> dict[str, int]:
-    """Degrees of the axes: streams are restored only where they are the same."""
-    return dict(context.topology.degrees)
+        def reported() -> T:
+            try:
+                return work()
+            except OSError as error:
+                rule = f"rank {self.context.topology.device_rank} cannot write a checkpoint: {error}"
+                raise UserError(Problem(_OUTPUT_KEY, str(self.output_dir), rule)) from error
 
-
-def missing(path: Path) -> str | None:
-    """Why there is no complete checkpoint at `path`; None if there is one."""
-    if not path.is_dir():
-        return "there is no such folder"
-    if not (path / "manifest.json").is_file():
-        return "there is no complete checkpoint here: manifest.json is missing"
-    try:
-        sizes = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
-    except (json.JSONDecodeError, KeyError, OSError) as error:
-        return f"manifest.json cannot be read: {error}"
-    for name, size in sizes.items():
-        if not (path / name).is_file():
-            return f"{name} is missing"
-        if (found := (path / name).stat().st_size) != size:
-            return f"{name} has {found} bytes instead of {size}"
-    return None
+        return reported
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -146,30 +141,17 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    """A new folder; what a save left that was killed goes, as does its like of other steps."""
+    for left in folder.parent.glob(".step_*.tmp"):
+        shutil.rmtree(left)
     folder.mkdir(parents=True)
 
 
-def _write_shared(aside: Path, final: Path, state: TrainingState) -> None:
-    """Rank 0's part: tensors, manifest, and the rename that makes the checkpoint exist."""
-    save_file(state.weights, str(aside / "weights.safetensors"))
-    save_file(state.optimizer, str(aside / "optimizer.safetensors"))
-    files = sorted(path for path in aside.iterdir())
-    for path in files:
-        path.chmod(0o666 & ~_umask())  # safetensors makes its files private
-        sync(path)
-    sizes = {path.name: path.stat().st_size for path in files}
-    manifest = {"format": FORMAT, "files": sizes, "progress": state.progress, "run": state.run}
-    write_json(aside / "manifest.json", manifest)
-    shutil.rmtree(
-        final, ignore_errors=True
-    )  # an incomplete one of the same step; a complete one was moved aside at start
+def _complete(aside: Path, final: Path, num_ranks: int, state: TrainingState) -> None:
+    """Rank 0's part: manifest, and the rename that makes the checkpoint exist."""
+    write_manifest(aside, num_ranks, state)
+    sync(aside)
+    if final.exists():  # not complete: a complete one of this step was moved aside at the start
+        shutil.rmtree(final)
     os.replace(aside, final)
     sync(final.parent)
-
-
-def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -23,6 +23,13 @@ T = TypeVar("T")
 #: Fleet's name of each axis
 _FLEET_NAMES = {"dp": "data", "pp": "pipe", "sharding": "sharding", "mp": "model", "sep": "sep"}
 
+#: axes whose ranks hold the same model and different data
+_DATA_AXES = ("dp", "sharding", "sep")
+#: those of them whose ranks hold the same cuts of it, where it is sharded
+_REPLICA_AXES = ("dp", "sep")
+#: groups over several axes
+_FUSED = (_DATA_AXES, _REPLICA_AXES)
+
 _meetings: Meetings | None = None  # the job's store is opened once a process, however many contexts follow
 
 
@@ -71,6 +78,13 @@ class ParallelContext:
         hybrid = _init_fleet(topology)
         _compare(topology, hybrid)
         groups = {axis: _fleet_group(hybrid, axis) for axis in AXES if topology.degrees[axis] > 1}
+        for axes in _FUSED:
+            members = [groups[axis] for axis in axes if axis in groups]
+            group = _fused_group(topology, axes) if len(members) > 1 else next(iter(members), None)
+            if group is not None:
+                groups["×".join(axes)] = group
+        if (group := _tied_group(topology)) is not None:
+            groups["tied"] = group
         return cls(topology, name, groups, meetings)
 
     def group(self, axis: str) -> Group | None:
@@ -81,9 +95,20 @@ class ParallelContext:
 
     @property
     def data_group(self) -> Group | None:
-        """The ranks whose gradients are averaged: for now dp; with sharding it will be dp × sharding."""
-        assert self.topology.degrees["sharding"] == 1, "gradients of sharded ranks are not averaged here yet"
-        return self.group("dp")
+        """The ranks that hold the same parameters and see other samples or parts of a sequence (dp × sharding × sep): the
+        global batch's sums, and gradients, go over it."""
+        return self._groups.get("×".join(_DATA_AXES))
+
+    @property
+    def replica_group(self) -> Group | None:
+        """Those of the data group that hold the same cuts of sharded parameters (dp × sep)."""
+        return self._groups.get("×".join(_REPLICA_AXES))
+
+    @property
+    def tied_group(self) -> Group | None:
+        """The first and the last stage of this rank's pipeline, which hold the tied embedding; None on other stages and
+        without a pipeline."""
+        return self._groups.get("tied")
 
     def agree(self, problem: UserError | None, timeout_s: float = MEETING_TIMEOUT_S) -> None:
         """Return on all ranks if none has a problem; else raise the lowest such rank's UserError on all, so that all
@@ -115,6 +140,10 @@ class ParallelContext:
         """Say farewell, at the end of a run that went well; every rank calls it. Rank 0 returns last, so that nobody
         loses the store while still at work. After an error just exit: the launcher ends the others."""
         if self._meetings is not None:
+            if self.device == "cpu":
+                from ppfleetx.distributed import gloo
+
+                gloo.flush()  # messages that are still under way
             self._meetings.farewell()
 
     def __enter__(self) -> ParallelContext:
@@ -125,6 +154,10 @@ class ParallelContext:
     ) -> None:
         if error is None:
             self.close()
+        elif self._meetings is not None and self.device == "cpu":
+            from ppfleetx.distributed import gloo
+
+            gloo.abandon()  # do not wait for peers that may be gone
 
 
 def _meet(topology: Topology, device: str, timeout_s: float) -> Meetings:
@@ -179,6 +212,24 @@ def _compare(topology: Topology, hybrid: Any) -> None:
         info = getattr(topology, f"{axis}_info")
         if topology.degrees[axis] > 1 and list(_fleet_group(hybrid, axis).ranks) != info.world:
             raise RuntimeError(f"axis {axis}: Fleet's group is {_fleet_group(hybrid, axis).ranks}; {topology}")
+
+
+def _fused_group(topology: Topology, axes: tuple[str, ...]) -> Group | None:
+    """This rank's group over several axes, None for one member. Paddle wants every rank to make every group."""
+    import paddle.distributed as dist
+
+    mine = topology.group_of(*axes)
+    groups = [dist.new_group(ranks) for ranks in topology.groups(*axes) if len(ranks) > 1]
+    return next((group for group in groups if list(group.ranks) == mine.world), None)
+
+
+def _tied_group(topology: Topology) -> Group | None:
+    """The ends of this rank's pipeline, if it is one of them. Every rank makes every group."""
+    import paddle.distributed as dist
+
+    ends = [[ranks[0], ranks[-1]] for ranks in topology.groups("pp") if len(ranks) > 1]
+    groups = [dist.new_group(pair) for pair in ends]
+    return next((group for group in groups if topology.device_rank in group.ranks), None)
 
 
 def _fleet_group(hybrid: Any, axis: str) -> Group:

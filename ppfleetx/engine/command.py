@@ -62,9 +62,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
         for line in (*(f"warning: {warning}" for warning in loaded.warnings), summary(loaded.config)):
             print(line, file=sys.stderr)
         return 0
-    # before Paddle is imported: it tells of its inner life, and warns that it finds no compiler cache
-    os.environ.setdefault("GLOG_minloglevel", "2")
-    warnings.filterwarnings("ignore", message="No ccache found")
+    quiet_paddle()
     try:
         check_paddle_version()
     except UserError as error:
@@ -87,6 +85,12 @@ def _load(arguments: argparse.Namespace) -> Loaded:
             )
         )
     return load_config(arguments.config, arguments.override, world_size)
+
+
+def quiet_paddle() -> None:
+    """Called before Paddle is imported, which tells of its inner life and warns that it finds no compiler cache."""
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    warnings.filterwarnings("ignore", message="No ccache found")
 
 
 def topology_of(config: Config) -> Topology:

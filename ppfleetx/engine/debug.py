@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import paddle
+from paddle import nn
 
 from ppfleetx.config.schema import FaultConfig
+from ppfleetx.distributed.trainable import Trainable
 
 #: exit code of `Debug.fault.kind: exit`
 FAULT_EXIT_CODE = 7
@@ -22,7 +25,7 @@ class Fault:
         due = section is not None and section.rank == rank and section.step == step
         self.kind = section.kind if due and section is not None else None
 
-    def strike(self, parameters: Sequence[paddle.Tensor]) -> None:
+    def strike(self, trainable: Trainable) -> None:
         """Called before the update's forward pass."""
         if self.kind == "raise":
             raise RuntimeError("Debug.fault: raise")
@@ -33,10 +36,17 @@ class Fault:
         if self.kind == "hang":
             time.sleep(10**6)
         if self.kind == "nan_weight":
-            parameters[0].set_value(paddle.full_like(parameters[0], float("nan")))
+            first = next(iter(trainable.named.values()))
+            first.set_value(paddle.full_like(first, float("nan")))
+            trainable.after_load()
 
-    def spoil_gradient(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """Called after the backward pass, before gradients are reduced."""
-        if self.kind == "inf_grad":
-            with paddle.no_grad():
-                parameters[0].grad.fill_(float("inf"))
+    @contextlib.contextmanager
+    def spoiled_gradient(self, model: nn.Layer) -> Iterator[None]:
+        """Around forward and backward: the gradient of the model's first parameter comes out infinite."""
+        if self.kind != "inf_grad":
+            yield
+            return
+        first = next(iter(model.parameters()))
+        hook = first.register_hook(lambda gradient: paddle.full_like(gradient, float("inf")))
+        yield
+        hook.remove()

@@ -11,10 +11,11 @@ from pathlib import Path
 import paddle
 from paddle import nn
 
-from ppfleetx.checkpoint.manager import KEY, CheckpointManager
+from ppfleetx.checkpoint.manager import KEY, CheckpointManager, SaveError
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
+from ppfleetx.distributed.trainable import Trainable
 from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.debug import Fault
@@ -22,7 +23,6 @@ from ppfleetx.engine.failures import RunError
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
-from ppfleetx.layers.parameter import logical_parameters
 from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
 from ppfleetx.optim.schedules import Schedule, build_schedule
@@ -39,7 +39,8 @@ class Engine:
         context: this rank's place and groups.
         tracker: the random streams, seeded.
         model: ids → logits.
-        optimizer: over the model's parameters.
+        trainable: what the optimizer updates.
+        optimizer: over it.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Engine:
         context: ParallelContext,
         tracker: RNGStatesTracker,
         model: nn.Layer,
+        trainable: Trainable,
         optimizer: paddle.optimizer.Optimizer,
     ):
         self.config, self.context, self.tracker = config, context, tracker
-        self.model, self.optimizer = model, optimizer
-        self.parameters = logical_parameters(model)
-        self.train_step = TrainStep(config, context, model, optimizer)
+        self.model, self.trainable, self.optimizer = model, trainable, optimizer
+        self.train_step = TrainStep(config, context, model, trainable, optimizer)
         self.progress = Progress()
         self.output_dir = Path(config.Engine.save_load.output_dir)
         self.checkpoints = CheckpointManager(self.output_dir, context)
@@ -136,8 +137,15 @@ class Engine:
         logger.info("%s", record.line())
 
     def save(self) -> None:
-        """Saves a checkpoint of the present step; every rank must call it."""
-        path = self.checkpoints.save(self.progress.step, resume.capture(self))
+        """Saves a checkpoint of the present step; every rank must call it.
+
+        Raises:
+            RunError: it could not be written; earlier checkpoints stand.
+        """
+        try:
+            path = self.checkpoints.save(self.progress.step, resume.capture(self))
+        except SaveError as error:
+            raise RunError(str(error)) from None
         self._saved_step = self.progress.step
         logger.info("saved %s", path)
 
@@ -148,7 +156,7 @@ class Engine:
         fault = Fault(self.config.Debug.fault, rank, step)
         if self.config.Debug.log_sample_ids:
             every_rank.info("[sample_ids] step: %d, rank: %d, ids: %s", step, rank, batch.sample_ids.tolist())
-        fault.strike(self.train_step.parameters)
+        fault.strike(self.trainable)
         try:
             result = self.train_step.run(batch, schedule(progress.step - progress.skipped_steps), fault)
         except NotFinite as error:

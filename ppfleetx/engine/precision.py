@@ -70,3 +70,9 @@ class Precision:
         if self.scaler is not None and state:
             tensors = {"scale": paddle.to_tensor([state["scale"]], dtype="float32")}
             self.scaler.load_state_dict({**state, **tensors})
+
+
+def parameter_dtype(section: MixPrecisionConfig, device: str) -> str:
+    """The type of the model's parameters: half at level O2, else float32."""
+    half = section.enable and section.level == "O2" and device != "cpu"
+    return section.dtype if half else "float32"

@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+from collections.abc import Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import paddle
 import yaml
 
 import ppfleetx
 from ppfleetx.checkpoint.files import move_aside, write_text
-from ppfleetx.checkpoint.manager import KEY, TrainingState, layout
-from ppfleetx.config import Problem, UserError
+from ppfleetx.checkpoint.layout import stored_shapes
+from ppfleetx.checkpoint.manager import KEY
+from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint
+from ppfleetx.checkpoint.shards import Damaged
+from ppfleetx.checkpoint.writer import TrainingState
+from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.distributed import seed_streams
+from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.progress import Progress
-from ppfleetx.optim.optimizer import load_optimizer_state, optimizer_state
+from ppfleetx.models.gpt.spec import parameters
+from ppfleetx.optim.optimizer import MASTER, load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:
     from ppfleetx.engine.engine import Engine
@@ -30,12 +36,12 @@ logger = logging.getLogger("ppfleetx")
 def capture(engine: Engine) -> TrainingState:
     """The state of this rank's run, as it stands between two updates; no communication."""
     return TrainingState(
-        weights=dict(engine.parameters),
-        optimizer=optimizer_state(engine.optimizer, engine.parameters),
+        pieces=engine.trainable.pieces(),
+        optimizer=optimizer_state(engine.optimizer, engine.trainable.named),
         streams=engine.tracker.state_dict(),
         progress={**asdict(engine.progress), "scaler": engine.train_step.precision.state_dict()},
         run={
-            "layout": layout(engine.context),
+            "layout": dict(engine.context.topology.degrees),
             "config": yaml.safe_load(engine.config.to_yaml()),
             "versions": {
                 "ppfleetx": ppfleetx.__version__,
@@ -47,40 +53,41 @@ def capture(engine: Engine) -> TrainingState:
 
 
 def restore(engine: Engine, path: Path) -> None:
-    """Puts back the checkpoint at `path`; every rank must call it.
+    """Puts back the checkpoint at `path`, whatever layout wrote it; every rank must call it. No communication.
 
     Raises:
         UserError: the checkpoint does not fit the model; nothing was changed.
     """
-    state = engine.checkpoints.load(path)
-    _check_fit(engine, state, path)
-    for name, parameter in engine.parameters.items():
-        parameter.set_value(state.weights[name].astype(parameter.dtype))
-    load_optimizer_state(engine.optimizer, engine.parameters, state.optimizer)
-    engine.train_step.precision.load_state_dict(state.progress.pop("scaler"))
-    engine.progress = Progress(**state.progress)
-    seed = engine.config.Global.seed
-    if state.streams is not None:
-        engine.tracker.load_state_dict(state.streams)
+    saved = _open(engine.config, path)
+    _restore_tensors(engine, saved)
+    engine.trainable.after_load()
+    progress = dict(saved.manifest.progress)
+    engine.train_step.precision.load_state_dict(progress.pop("scaler"))
+    engine.progress = Progress(**progress)
+    topology, seed = engine.context.topology, engine.config.Global.seed
+    if _same_layout(engine, saved):
+        engine.tracker.load_state_dict(saved.streams(topology.device_rank))
     else:
-        seed_streams(engine.context.topology, _seed_after(seed, engine.progress.consumed_samples))
+        seed_streams(topology, _seed_after(seed, engine.progress.consumed_samples))
         engine.tracker.set_init_seed(seed)
-    logger.info("%s", ledger(engine, state, path))
+    logger.info("%s", ledger(engine, saved))
 
 
-def ledger(engine: Engine, state: TrainingState, path: Path) -> str:
+def ledger(engine: Engine, saved: Checkpoint) -> str:
     """The table of what was restored and from where, what was not, and what changed in the config since."""
-    progress = engine.progress
-    streams = "to the bit" if state.streams is not None else "seeded anew: the layout is another one"
+    progress, manifest = engine.progress, saved.manifest
+    before, now = manifest.run["config"], yaml.safe_load(engine.config.to_yaml())
+    files = len({entry.file for entry in manifest.entries})
+    layouts = f"{_layout(before, manifest.run['layout'])} → {_layout(now, engine.context.topology.degrees)}"
     lines = [
-        f"resumed from {path}",
+        f"resumed from {saved.path}",
         f"  step               {progress.step}",
         f"  consumed samples   {progress.consumed_samples}",
-        f"  weights            {len(state.weights)} tensors",
-        f"  optimizer          {len(state.optimizer)} tensors",
-        f"  random streams     {streams}",
+        f"  weights            {len(saved.shapes())} tensors",
+        f"  optimizer          {_optimizer_line(engine.config, saved)}",
+        f"  shards             {files} file{'s' if files > 1 else ''}, layout {layouts}",
+        f"  random streams     {'to the bit' if _same_layout(engine, saved) else 'seeded anew: the layout is another one'}",
     ]
-    before, now = state.run["config"], yaml.safe_load(engine.config.to_yaml())
     for key, (old, new) in sorted(_differences(before, now).items()):
         if not key.startswith(("_derived", KEY)):
             lines.append(f"  config changed     {key}: {old!r} → {new!r}")
@@ -107,33 +114,92 @@ def settle_output_dir(engine: Engine) -> None:
     write_text(folder / "config.yaml", engine.config.to_yaml())
 
 
-def fingerprint(engine: Engine) -> str:
-    """Hash of the weights, padding excluded: equal if and only if they are bit-equal (sha256 of float32 values by name)."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(engine.parameters.items()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(parameter.astype("float32").numpy()[: parameter.spec.rows]).tobytes())
-    return digest.hexdigest()[:16]
+def _open(config: Config, path: Path) -> Checkpoint:
+    """The checkpoint at `path`; UserError if it is one of another model, naming the first parameter and both shapes."""
+    try:
+        saved = Checkpoint(path)
+    except Damaged as error:
+        raise UserError(Problem(KEY, str(path), str(error))) from None
+    specs = [spec for spec in parameters(config).values() if spec.tied_to is None]
+    wanted = {name: shape for spec in specs for name, shape in stored_shapes(spec).items()}
+    if (difference := _difference(saved.shapes(), wanted)) is not None:
+        raise UserError(Problem(KEY, str(path), difference))
+    return saved
 
 
-def _check_fit(engine: Engine, state: TrainingState, path: Path) -> None:
-    """Refuses a checkpoint of another model, naming the first parameter that differs and both shapes."""
-    for name, parameter in engine.parameters.items():
-        found = state.weights.get(name)
-        if found is None:
-            raise UserError(
-                Problem(KEY, str(path), f"it has no parameter {name}, which the model has with shape {parameter.shape}")
-            )
-        if list(found.shape) != list(parameter.shape):
-            raise UserError(
-                Problem(KEY, str(path), f"{name} has shape {found.shape} in it and {parameter.shape} in the model")
-            )
-    extra = sorted(set(state.weights) - set(engine.parameters))
-    if extra:
-        shape = state.weights[extra[0]].shape
-        raise UserError(
-            Problem(KEY, str(path), f"it has the parameter {extra[0]} with shape {shape}, which the model lacks")
-        )
+def _difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
+    """How the parameters in a checkpoint differ from the model's, by the first that does; None if they do not."""
+    for name, shape in wanted.items():
+        if name not in found:
+            return f"it has no parameter {name}, which the model has with shape {list(shape)}"
+        if found[name] != shape:
+            return f"{name} has shape {list(found[name])} in it and {list(shape)} in the model"
+    extra = min(found.keys() - wanted.keys(), default=None)
+    return extra and f"it has the parameter {extra} with shape {list(found[extra])}, which the model lacks"
+
+
+def _restore_tensors(engine: Engine, saved: Checkpoint) -> None:
+    """Weights and optimizer states of this rank. UserError if the files cannot be read."""
+    wanted = {"", MASTER, *_restorable(engine.config, saved)}
+    optimizer: dict[str, paddle.Tensor] = {}
+    try:
+        for piece in engine.trainable.pieces():
+            slots = _restore_weight(piece, _read(piece, saved, wanted))
+            optimizer |= {f"{piece.name}.{slot}": value for slot, value in slots.items()}
+    except (Damaged, OSError) as error:
+        raise UserError(Problem(KEY, str(saved.path), f"the checkpoint is damaged: {error}")) from None
+    load_optimizer_state(engine.optimizer, engine.trainable.named, optimizer)
+
+
+def _restorable(config: Config, saved: Checkpoint) -> frozenset[str]:
+    """The slots of this run's optimizer, if the checkpoint has all of them; none otherwise: it starts anew."""
+    needed = slots_of(config.Optimizer.name)
+    return needed if needed <= saved.all_slots() else frozenset()
+
+
+def _optimizer_line(config: Config, saved: Checkpoint) -> str:
+    """What was restored of the optimizer, for the ledger."""
+    needed, restored = slots_of(config.Optimizer.name), _restorable(config, saved)
+    if not needed:
+        return f"nothing to restore: {config.Optimizer.name} keeps nothing"
+    if not restored:
+        lacks = ", ".join(sorted(needed - saved.all_slots()))
+        return f"not restored: {config.Optimizer.name} starts anew, the checkpoint lacks {lacks}"
+    return f"{len({entry.key for entry in saved.manifest.entries if entry.slot in restored})} tensors"
+
+
+def _read(piece: Piece, saved: Checkpoint, wanted: Set[str]) -> dict[str, paddle.Tensor]:
+    """What is stored for a piece, by slot; "" is the weight."""
+    values = {}
+    for slot in wanted & saved.slots(piece.tensor.spec):
+        memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, slot)
+        shape = [1] if slot in SCALAR_SLOTS else piece.tensor.shape
+        values[slot] = paddle.to_tensor(memory.reshape(shape))  # uint16 becomes bfloat16
+    return values
+
+
+def _restore_weight(piece: Piece, slots: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
+    """Sets a piece's weight, in place; returns what is left for the optimizer. Between runs in half and in full precision the
+    float32 values go on: a master weight becomes the weight, or the weight the master."""
+    weight, dtype = slots.pop(""), piece.tensor.dtype
+    exact = slots.pop(MASTER, weight)
+    piece.tensor.copy_(weight if weight.dtype == dtype else exact.astype(dtype), True)
+    if exact.dtype == paddle.float32 and dtype != paddle.float32:
+        slots[MASTER] = exact
+    return slots
+
+
+def _same_layout(engine: Engine, saved: Checkpoint) -> bool:
+    """Random streams are restored only where the degrees of all axes are the same."""
+    return saved.manifest.run["layout"] == engine.context.topology.degrees
+
+
+def _layout(config: dict[str, Any], degrees: dict[str, int]) -> str:
+    """The layout string, such as dp2mp2sp or sharding2s3."""
+    degrees = {axis: degree for axis, degree in degrees.items() if degree > 1}
+    stage = config["Distributed"]["sharding"]["sharding_stage"]
+    names = [f"{axis}{degree}{f's{stage}' if axis == 'sharding' else ''}" for axis, degree in degrees.items()]
+    return "".join(names) + ("sp" if config["Model"]["sequence_parallel"] else "") or "one process"
 
 
 def _seed_after(seed: int, consumed_samples: int) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import paddle
 from paddle import nn
 
 from ppfleetx.config import Config
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext
-from ppfleetx.distributed.clip import global_norm, scale_gradients
-from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
+from ppfleetx.distributed.collectives import all_reduce_sum_
+from ppfleetx.distributed.interleaved import InterleavedPipeline
+from ppfleetx.distributed.pipeline import Pipeline
+from ppfleetx.distributed.sharding import ShardedParameters
+from ppfleetx.distributed.trainable import Trainable, WholeParameters
 from ppfleetx.engine.debug import Fault
-from ppfleetx.engine.precision import Precision
+from ppfleetx.engine.precision import Precision, parameter_dtype
+from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.loss import ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
 
@@ -47,81 +51,151 @@ class TrainStep:
     """
 
     def __init__(
-        self, config: Config, context: ParallelContext, model: nn.Layer, optimizer: paddle.optimizer.Optimizer
+        self,
+        config: Config,
+        context: ParallelContext,
+        model: nn.Layer,
+        trainable: Trainable,
+        optimizer: paddle.optimizer.Optimizer,
     ):
-        self.context = context
-        self.model = model
-        self.optimizer = optimizer
-        self.parameters = list(logical_parameters(model).values())
+        self.context, self.model, self.trainable, self.optimizer = context, model, trainable, optimizer
         self.micro_batch_size = config.Global.micro_batch_size
         self.clip_norm = config.Optimizer.grad_clip.clip_norm if config.Optimizer.grad_clip else 0.0
         self.precision = Precision(config.Engine.mix_precision, config.Global.device)
-        self.precision.decorate(model, optimizer)
-        self.loss = ParallelCrossEntropy(config.Model.vocab_size)
+        if isinstance(trainable, WholeParameters):  # cuts stay float32, and the model is cast when it is gathered
+            self.precision.decorate(model, optimizer)
+        self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
+        self.pipeline = make_pipeline(config, context)
 
     def run(self, batch: Batch, learning_rate: float, fault: Fault) -> StepResult:
-        """One update from this rank's part of the global batch; every data rank must call it.
+        """One update from this rank's part of the global batch; every rank must call it.
 
         Raises:
             NotFinite: before the update, on all ranks alike.
         """
-        loss = self._forward_backward(batch)
-        fault.spoil_gradient(self.parameters)
-        average_gradients(self.parameters, self.context.data_group, scale=1.0)  # the loss is divided already
-        scaler = self.precision.scaler
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
-        norm = float(global_norm(self.parameters).item())
+        with fault.spoiled_gradient(self.model):
+            mean_loss = self._forward_backward(batch)
+        self.trainable.reduce()
+        loss, norm = paddle.stack([mean_loss, self.trainable.norm()]).tolist()  # the one wait for the device
+        norm /= self.precision.loss_scale()
         finite = math.isfinite(norm) and math.isfinite(loss)
-        if finite and 0 < self.clip_norm < norm:
-            scale_gradients(self.parameters, self.clip_norm / norm)
+        scaler = self.precision.scaler
         if not finite and scaler is None:
             raise NotFinite(f"loss {loss}, gradient norm {norm}")
+        if scaler is not None:
+            if not finite:
+                self.trainable.scale(math.nan)  # a scaler looks at its own rank only: let all see what one saw
+            scaler.unscale_(self.optimizer)
+        if finite and 0 < self.clip_norm < norm:
+            self.trainable.scale(self.clip_norm / norm)
         self.optimizer.set_lr(learning_rate)
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)  # skips where unscale_ found an overflow
             scaler.update()
-        self.optimizer.clear_grad(set_to_zero=False)
+        self.trainable.after_update()
         return StepResult(loss, norm, finite)
 
     def evaluate(self, batch: Batch) -> tuple[float, float]:
-        """(sum of the losses, number of predicted tokens) of the global batch; every data rank must call it."""
-        total = 0.0
-        with paddle.no_grad():
-            for ids, labels, mask in self._micro_batches(batch):
-                total += float(self._loss_sum(ids, labels, mask).item())
-        sums = paddle.to_tensor([total, float(batch.loss_mask.sum())], dtype="float64")
-        all_reduce_sum_(sums, self.context.data_group)
-        loss_sum, tokens = sums.tolist()
+        """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
+        batch = self._own_part(batch)
+        micro_batches = self._micro_batches(batch)
+        losses = self.pipeline.evaluate(
+            len(micro_batches), lambda i, x, chunk: self._compute(micro_batches[i], x, chunk)
+        )
+        total = sum((float(loss.item()) for loss in losses), 0.0)
+        own = float(batch.loss_mask.sum()) if self.pipeline.is_last else 0.0
+        sums = all_reduce_sum_(paddle.to_tensor([total, own], dtype="float64"), self.context.data_group)
+        loss_sum, tokens = all_reduce_sum_(sums, self.context.group("pp")).tolist()
         return loss_sum, tokens
 
-    def _forward_backward(self, batch: Batch) -> float:
-        """Gradients of the mean loss of the global batch, summed into `.grad` of this rank's part; returns the global loss."""
-        tokens = paddle.to_tensor([float(batch.loss_mask.sum())], dtype="float64")
-        all_reduce_sum_(tokens, self.context.data_group)
-        divisor = max(float(tokens.item()), 1.0)
+    def _forward_backward(self, batch: Batch) -> paddle.Tensor:
+        """Sums gradients of the global batch's mean loss over this rank's part into `.grad`; returns that loss, float32 []."""
+        batch = self._own_part(batch)
+        divisor = max(self._global_tokens(batch), 1.0)
+        micro_batches = self._micro_batches(batch)
         total = paddle.zeros([], "float32")
-        for ids, labels, mask in self._micro_batches(batch):
-            loss = self._loss_sum(ids, labels, mask) / divisor
-            self.precision.scale(loss).backward()
-            total = total + loss.detach()
-        all_reduce_sum_(total, self.context.data_group)
-        return float(total.item())
 
-    def _loss_sum(self, ids: paddle.Tensor, labels: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
-        """ids, labels int64 [b, s], mask float32 [b, s] → sum of the unmasked losses, float32 []."""
+        def forward(number: int, received: paddle.Tensor | None, chunk: int) -> paddle.Tensor:
+            nonlocal total
+            result = self._compute(micro_batches[number], received, chunk)
+            if not self.pipeline.is_end(chunk):
+                return result
+            loss = result / divisor
+            total = total + loss.detach()
+            return self.precision.scale(loss)
+
+        self.pipeline.train(len(micro_batches), forward)
+        all_reduce_sum_(total, self.context.group("pp"))
+        return all_reduce_sum_(total, self.context.data_group)
+
+    def _own_part(self, batch: Batch) -> Batch:
+        """This rank's part of every sequence, where the sep group cuts them: [local, s] → [local, s/sep]."""
+        group = self.context.group("sep")
+        if group is None:
+            return batch
+        length = batch.ids.shape[1] // group.nranks
+        part = slice(group.rank * length, (group.rank + 1) * length)
+        cut = {name: getattr(batch, name)[:, part] for name in ("ids", "labels", "loss_mask")}
+        return dataclasses.replace(batch, **cut)
+
+    def _global_tokens(self, batch: Batch) -> float:
+        """Predicted tokens of the global batch."""
+        own = float(batch.loss_mask.sum())
+        if self.context.data_group is None:
+            return own
+        return float(all_reduce_sum_(paddle.to_tensor(own, dtype="float64"), self.context.data_group).item())
+
+    def _compute(
+        self, micro_batch: tuple[paddle.Tensor, ...], received: paddle.Tensor | None, chunk: int
+    ) -> paddle.Tensor:
+        """A chunk's part of a micro-batch: the activation for the next place [s, b, h], or at the end of the model the sum
+        of the unmasked losses, float32 []."""
+        ids, labels, mask = micro_batch
         with self.precision.autocast():
-            logits = self.model(ids)
-        losses = self.loss(logits, labels.transpose([1, 0]))
+            result = self.model(ids if received is None else received, chunk)
+        if not self.pipeline.is_end(chunk):
+            return result
+        losses = self.loss(result, labels.transpose([1, 0]))
         return (losses * mask.transpose([1, 0])).sum()
 
-    def _micro_batches(self, batch: Batch):  # type: ignore[no-untyped-def]
-        for start in range(0, len(batch.ids), self.micro_batch_size):
-            rows = slice(start, start + self.micro_batch_size)
-            yield tuple(_tensor(array[rows]) for array in (batch.ids, batch.labels, batch.loss_mask))
+    def _micro_batches(self, batch: Batch) -> list[tuple[paddle.Tensor, ...]]:
+        """(ids, labels int64 [b, s], loss mask float32 [b, s]) of each micro-batch, on the device."""
+        starts = range(0, len(batch.ids), self.micro_batch_size)
+        arrays = (batch.ids, batch.labels, batch.loss_mask)
+        return [tuple(paddle.to_tensor(array[at : at + self.micro_batch_size]) for array in arrays) for at in starts]
 
 
-def _tensor(array: np.ndarray) -> paddle.Tensor:
-    return paddle.to_tensor(array)
+def make_pipeline(config: Config, context: ParallelContext) -> Pipeline:
+    """This rank's stage; between stages go activations [s, b, h], s cut by sep and by sequence parallel."""
+    assert config.Data.Train is not None
+    length = config.Data.Train.dataset.max_seq_len // context.topology.sep_info.size
+    if config.Model.sequence_parallel:
+        length //= context.topology.mp_info.size
+    shape = [length, config.Global.micro_batch_size, config.Model.hidden_size]
+    dtype, group = parameter_dtype(config.Engine.mix_precision, config.Global.device), context.group("pp")
+    if group is not None and config.Model.virtual_pp_degree > 1:
+        return InterleavedPipeline(group, shape, dtype, config.Model.virtual_pp_degree)
+    return Pipeline(group, shape, dtype)
+
+
+def stage_of(context: ParallelContext) -> tuple[int, int]:
+    """(number, count) of pipeline stages."""
+    return context.topology.pp_info.rank, context.topology.pp_info.size
+
+
+def make_trainable(config: Config, context: ParallelContext, model: nn.Layer) -> Trainable:
+    """What the optimizer updates: the model's own parameters, or this rank's cuts of them."""
+    precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
+    sequence_parallel = edges_of(config, context).sequence_parallel
+    if sharding.sharding_degree > 1:
+        pieces = [piece for chunk in model.chunks for piece in chunk]
+        dtype = parameter_dtype(precision, config.Global.device)
+        return ShardedParameters(context, pieces, sharding, sequence_parallel, precision.reduce_dtype, dtype)
+    return WholeParameters(context, logical_parameters(model), sequence_parallel, precision.reduce_dtype)
+
+
+def edges_of(config: Config, context: ParallelContext) -> Edges:
+    """Where this rank's layers change between whole and cut values."""
+    return Edges(context.group("mp"), config.Model.sequence_parallel, context.group("sep"))

@@ -8,8 +8,6 @@ from ppfleetx.config import Config, Problem, UserError
 
 logger = logging.getLogger("ppfleetx")
 
-_NOT_YET = "this version trains with data parallelism only; other layouts resolve with --dry-run"
-
 
 def check_supported(config: Config) -> None:
     """Refuses what cannot be trained yet.
@@ -18,20 +16,16 @@ def check_supported(config: Config) -> None:
         UserError: with all such settings.
     """
     layout, precision = config.Distributed, config.Engine.mix_precision
-    degrees = {
-        "Distributed.mp_degree": layout.mp_degree,
-        "Distributed.pp_degree": layout.pp_degree,
-        "Distributed.sep_degree": layout.sep_degree,
-        "Distributed.sharding.sharding_degree": layout.sharding.sharding_degree,
-    }
-    asked = f"asked for are mp_degree {layout.mp_degree}, sharding_stage {layout.sharding.sharding_stage}"
-    problems = [
-        Problem(key, degree, f"{_NOT_YET} ({asked})", f"-o {key}=1") for key, degree in degrees.items() if degree > 1
-    ]
+    problems = []
+    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_offload:
+        key, rule = "Distributed.sharding.sharding_offload", "this version keeps optimizer states on the device"
+        problems.append(Problem(key, True, rule, f"-o {key}=false"))
     if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
         key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
         problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
     if problems:
         raise UserError(*problems)
+    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_stage == 3 and layout.pp_degree > 1:
+        logger.warning("sharding_stage 3 with pp_degree above 1 gathers every block anew for every micro-batch")
     if config.Optimizer.tensor_fusion:
         logger.warning("Optimizer.tensor_fusion has no effect in this version: parameters are updated one by one")

@@ -51,21 +51,23 @@ class CausalSelfAttention(nn.Layer):
             [ColumnParallelLinear(f"{path}.{name}", maker, options.fused_linear) for name in names]
         )
         self.out = RowParallelLinear(f"{path}.out", maker, options.fused_linear)
+        self.edges = maker.edges
         self.core = CoreAttention(options, Dropout(options.dropout, CUT, maker.tracker))
         self._call_core = plan.caller("core_attn", block)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[s, b, h] → [s, b, h]."""
-        q, k, v = self._query_key_value(x)
-        return self.out(self._call_core(self.core, q, k, v))
+        q, k, v = (self.edges.cut_heads(tensor) for tensor in self._query_key_value(x))
+        mixed = self.edges.cut_sequence(self._call_core(self.core, q, k, v))
+        return self.out(mixed.reshape([*mixed.shape[:2], -1]))
 
     def _query_key_value(self, x: paddle.Tensor) -> list[paddle.Tensor]:
         """Three tensors [s, b, n, d]; the fused linear's columns lie as [n, 3, d], so that a cut keeps heads whole."""
-        s, b, _ = x.shape
         d = self.options.head_dim
+        projected = [linear(x) for linear in self.inputs]
         if self.options.fused_qkv:
-            return self.inputs[0](x).reshape([s, b, -1, 3, d]).unbind(3)
-        return [linear(x).reshape([s, b, -1, d]) for linear in self.inputs]
+            return projected[0].reshape([*projected[0].shape[:2], -1, 3, d]).unbind(3)
+        return [one.reshape([*one.shape[:2], -1, d]) for one in projected]
 
 
 class CoreAttention(nn.Layer):
@@ -78,14 +80,13 @@ class CoreAttention(nn.Layer):
         self.scale = 1.0 / (options.head_dim**0.5 * options.qk_divisor)
 
     def forward(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        """q, k, v [s, b, n, d] → [s, b, n·d]."""
-        s, b, n, d = q.shape
+        """q, k, v [s, b, n, d] → [s, b, n, d]."""
         if self.options.flash:
             return self._flash(q, k, v)
         q, k, v = (tensor.transpose([1, 2, 0, 3]) for tensor in (q, k, v))
         scores = paddle.matmul(q * self.scale, k, transpose_y=True)  # [b, n, s, s]
         probabilities = self.dropout(self._softmax(scores))
-        return paddle.matmul(probabilities, v).transpose([2, 0, 1, 3]).reshape([s, b, n * d])
+        return paddle.matmul(probabilities, v).transpose([2, 0, 1, 3])
 
     def _softmax(self, scores: paddle.Tensor) -> paddle.Tensor:
         """Masked softmax in float32, back in the type of the scores."""
@@ -99,12 +100,11 @@ class CoreAttention(nn.Layer):
 
     def _flash(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
         """Flash attention (GPU, half precision); it masks, scales and drops inside, in float32."""
-        s, b, n, d = q.shape
         q, k, v = (tensor.transpose([1, 0, 2, 3]) for tensor in (q, k, v))  # [b, s, n, d]
         p = self.options.dropout if self.training else 0.0
         with self.dropout.tracker.rng_state(self.dropout.stream):
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, training=self.training)
-        return out.transpose([1, 0, 2, 3]).reshape([s, b, n * d])
+        return out.transpose([1, 0, 2, 3])
 
 
 def _causal_mask(length: int) -> paddle.Tensor:

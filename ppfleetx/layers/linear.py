@@ -17,19 +17,27 @@ class _Linear(nn.Layer):
         super().__init__()
         self.weight = maker.create(self, f"{path}.weight")
         self.bias = maker.create(self, f"{path}.bias")
+        self.edges = maker.edges
         self._linear = _fused_linear() if fused else F.linear
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """[s, b, in] → [s, b, out]."""
-        return self._linear(x, self.weight, self.bias)
 
 
 class ColumnParallelLinear(_Linear):
-    """y = x·W + b with W and b cut over columns: x whole, y cut on its last dim."""
+    """y = x·W + b with W and b cut over columns: x whole (with sequence parallel cut along s), y cut on its last dim."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[s, b, in] (with sequence parallel [s/mp, b, in]) → [s, b, out/mp]."""
+        return self._linear(self.edges.enter(x), self.weight, self.bias)
 
 
 class RowParallelLinear(_Linear):
-    """y = x·W + b with W cut over rows and b whole: x cut on its last dim, y whole."""
+    """y = x·W + b with W cut over rows and b whole: x cut on its last dim, y whole (with sequence parallel cut along s)."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[s, b, in/mp] → [s, b, out] (with sequence parallel [s/mp, b, out])."""
+        if self.edges.tensor is None:
+            return self._linear(x, self.weight, self.bias)
+        # the bias is added once, after the sum
+        return self.edges.leave(paddle.matmul(x, self.weight)) + self.bias
 
 
 def _fused_linear():  # type: ignore[no-untyped-def]

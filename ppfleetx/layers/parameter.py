@@ -7,6 +7,8 @@ import paddle
 from paddle import nn
 
 from ppfleetx.distributed import RNGStatesTracker
+from ppfleetx.layers.dropout import CUT, REPLICATED
+from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.spec import ParameterSpec
 
 
@@ -16,16 +18,23 @@ class ParameterMaker:
     Args:
         specs: all logical parameters by name.
         tracker: source of the init streams (seeded).
+        edges: this rank's edges; its place in the tensor group says which part of a parameter it holds.
     """
 
-    def __init__(self, specs: dict[str, ParameterSpec], tracker: RNGStatesTracker):
+    def __init__(self, specs: dict[str, ParameterSpec], tracker: RNGStatesTracker, edges: Edges):
         self.specs = specs
         self.tracker = tracker
+        self.edges = edges
+
+    @property
+    def residual_stream(self) -> str:
+        """The random stream for dropout on the residual stream: another mask on each tensor rank only where it is cut."""
+        return CUT if self.edges.sequence_parallel else REPLICATED
 
     def create(self, layer: nn.Layer, name: str) -> paddle.Tensor:
         """The parameter called `name` for `layer`, local shape, float32; it carries its spec as `.spec`."""
         spec = self.specs[name]
-        box = spec.box()
+        box = spec.box(self.edges.mp_rank, self.edges.mp_size)
         shape = [stop - start for start, stop in box]
         parameter = layer.create_parameter(shape, default_initializer=StreamInitializer(spec, box, self.tracker))
         parameter.spec = spec

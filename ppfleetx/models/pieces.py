@@ -9,14 +9,18 @@ from paddle import nn
 
 
 class PieceList(nn.Layer):
-    """The pieces one after another, on one pipeline stage."""
+    """The pieces of one pipeline stage, in model order.
 
-    def __init__(self, pieces: Sequence[nn.Layer]):
+    Args:
+        chunks: runs of pieces that follow one another; more than one only where the pipeline is interleaved.
+    """
+
+    def __init__(self, chunks: Sequence[Sequence[nn.Layer]]):
         super().__init__()
-        self.pieces = nn.LayerList(list(pieces))
+        self.chunks = nn.LayerList([nn.LayerList(list(chunk)) for chunk in chunks])
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Input of the first piece → output of the last."""
-        for piece in self.pieces:
+    def forward(self, x: paddle.Tensor, chunk: int = 0) -> paddle.Tensor:
+        """Input of a chunk's first piece → output of its last."""
+        for piece in self.chunks[chunk]:
             x = piece(x)
         return x

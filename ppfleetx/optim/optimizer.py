@@ -16,7 +16,14 @@ _SLOTS = {
     "beta2_pow_acc_0": "beta2_pow",
     "velocity_0": "velocity",
 }
-_MASTER = "master"
+MASTER = "master"
+
+
+def slots_of(name: str) -> frozenset[str]:
+    """What the optimizer called `Optimizer.name` keeps for a parameter, master weights apart."""
+    if name == "SGD":
+        return frozenset()
+    return frozenset({"velocity"} if name == "Momentum" else {"moment1", "moment2", "beta1_pow", "beta2_pow"})
 
 
 def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> paddle.optimizer.Optimizer:
@@ -67,7 +74,7 @@ def optimizer_state(
             if (key := f"{parameter.name}_{suffix}") in state:
                 named[f"{logical}.{slot}"] = state[key]
         if parameter.name in masters:
-            named[f"{logical}.{_MASTER}"] = masters[parameter.name]
+            named[f"{logical}.{MASTER}"] = masters[parameter.name]
     return named
 
 
@@ -81,7 +88,7 @@ def load_optimizer_state(
         for suffix, slot in _SLOTS.items():
             if (value := named.get(f"{logical}.{slot}")) is not None:
                 state[f"{parameter.name}_{suffix}"] = value
-        if (value := named.get(f"{logical}.{_MASTER}")) is not None:
+        if (value := named.get(f"{logical}.{MASTER}")) is not None:
             masters[parameter.name] = value
     if masters:
         state["master_weights"] = masters

@@ -115,7 +115,11 @@ def test_c15_layouts_of_later_versions_name_stage_and_degree():
     from ppfleetx.config import UserError, load_config
     from ppfleetx.engine import check_supported
 
-    layout = ["Distributed.mp_degree=2", "Distributed.sharding.sharding_degree=2", "Distributed.sharding.sharding_stage=3"]
+    layout = [
+        "Distributed.mp_degree=2",
+        "Distributed.sharding.sharding_degree=2",
+        "Distributed.sharding.sharding_stage=3",
+    ]
     with pytest.raises(UserError) as caught:
         check_supported(load_config([str(REPO / TINY)], layout, 4).config)
     assert "sharding_stage 3" in str(caught.value) and "mp_degree 2" in str(caught.value)

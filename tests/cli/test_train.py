@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.launch import launch
-from tests.training import REPO, TINY, arguments, same_weights, train, train_on
+from tests.training import REPO, TINY, arguments, rewrite, same_weights, train, train_on
 from tools.eval import main as evaluate
 from tools.train import main
 
@@ -168,11 +168,8 @@ def test_epoch_mode_evaluates_and_saves_at_the_end_of_each_epoch(tmp_path):
 
 def test_c94_zero_weights_give_perplexity_256(tmp_path, capsys):
     """A checkpoint of zeros, evaluated by tools/eval.py."""
-    from safetensors.numpy import save_file
-
     run = train(tmp_path, *ONE_LAYER, "Engine.max_steps=1")
-    zeros = {name: np.zeros_like(weight) for name, weight in run.weights(1).items()}
-    save_file(zeros, tmp_path / "step_00000001/weights.safetensors")
+    rewrite(run.checkpoint(1), {name: np.zeros_like(weight) for name, weight in run.weights(1).items()})
     capsys.readouterr()
     command = arguments(
         tmp_path, *ONE_LAYER, "Engine.eval_freq=1", "Engine.eval_iters=2", "Engine.save_load.ckpt_dir=auto"

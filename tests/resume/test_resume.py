@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from ppfleetx.checkpoint.manifest import verify
 from tests.training import Outcome, same_weights, train, train_on
 
 #: dropout on, two micro-batches
@@ -108,8 +109,8 @@ def test_auto_without_a_checkpoint_starts_afresh_and_says_so(tmp_path, capsys):
 def test_auto_passes_over_an_incomplete_checkpoint(copy, straight):
     """A folder that a kill left without manifest, or with a cut file, is no checkpoint."""
     train(copy, *RUN, "Engine.max_steps=7", AUTO)
-    weights = copy / "step_00000007/weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    shard = copy / "step_00000007/shard_00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
     resumed = train(copy, *RUN, "Engine.max_steps=10", AUTO)
     assert resumed.code == 0
     assert timeless(resumed.records()) == timeless(straight.records())
@@ -148,6 +149,19 @@ def test_resume_under_another_layout_keeps_weights_and_says_that_streams_are_new
     assert resumed.losses()[5] == pytest.approx(stopped.losses()[4], abs=0.3)
 
 
+@pytest.mark.parametrize(("optimizer", "said"), [
+    ("Momentum", "not restored: Momentum starts anew, the checkpoint lacks velocity"),
+    ("SGD", "nothing to restore: SGD keeps nothing"),
+    ("Adam", "144 tensors"),
+])  # fmt: skip
+def test_another_optimizer_takes_what_it_can_and_says_so(copy, capsys, optimizer, said):
+    resumed = train(copy, *RUN, "Engine.max_steps=6", f"Optimizer.name={optimizer}", AUTO)
+    assert resumed.code == 0 and len(resumed.losses()) == 6
+    assert f"  optimizer          {said}" in capsys.readouterr().out
+    kept = {"moment1", "moment2", "beta1_pow", "beta2_pow"} if optimizer == "Adam" else {"velocity"}
+    assert resumed.checkpoint(6).all_slots() - {""} == (kept if optimizer != "SGD" else set())
+
+
 class TestRefusals:
     """C73, C76: exit code 2, the path or the parameter named, nothing written over."""
 
@@ -178,7 +192,7 @@ class TestRefusals:
             ("Model.num_layers=3", ["blocks.2."]),
             ("Model.num_layers=1", ["blocks.1.", "model lacks"]),
             ("Model.hidden_size=128", ["embedding.word.weight", "[256, 64]", "[256, 128]"]),
-            ("Model.fuse_attn_qkv=false", ["attention.q.weight"]),
+            ("Model.vocab_size=250", ["embedding.word.weight", "[256, 64]", "[250, 64]"]),
         ],
     )
     def test_other_model(self, copy, capsys, override, named):
@@ -189,11 +203,33 @@ class TestRefusals:
         (copy / "step_00000005/manifest.json").write_text("{")
         assert "manifest.json" in self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={copy / 'step_00000005'}")
 
+    def test_a_changed_byte(self, copy, capsys):
+        shard = copy / "step_00000005/shard_00000.safetensors"
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        assert [fault.split()[0] for fault in verify(shard.parent)] == [shard.name]
+        text = self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={shard.parent}")
+        assert "shard_00000.safetensors was changed" in text
+
+
+def test_c76_fused_query_key_value_converts(copy, straight, capsys):
+    """Either way the same matrices, named apart: the run goes on as if nothing had changed."""
+    split = train(copy, *RUN, "Engine.max_steps=7", AUTO, "Model.fuse_attn_qkv=false")
+    assert "config changed     Model.fuse_attn_qkv: True → False" in capsys.readouterr().out
+    again = train(copy, *RUN, "Engine.max_steps=10", AUTO)
+    assert split.code == again.code == 0
+    assert again.losses() == pytest.approx(straight.losses(), rel=1e-5)
+    assert again.weights(10).keys() == straight.weights(10).keys()
+
 
 def test_checkpoint_holds_no_pickle_and_logical_names(stopped):
     folder = stopped.output / "step_00000005"
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".json", ".safetensors", ".safetensors"]
-    assert "blocks.0.attention.qkv.weight" in stopped.weights(5)
+    names = ["manifest.json", "rank_00000.json", "shard_00000.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert verify(folder) == []
+    assert {"blocks.0.attention.q.weight", "blocks.0.attention.q.weight.moment1"} < stopped.tensors(5).keys()
+    assert "blocks.0.attention.q.weight.moment1" not in stopped.weights(5)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["progress"]["step"] == 5 and manifest["progress"]["consumed_samples"] == 40
     assert manifest["run"]["config"]["Model"]["num_layers"] == 2

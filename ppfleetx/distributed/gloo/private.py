@@ -1,4 +1,4 @@
-"""The private names of Paddle that the CPU backend stands on, and the versions it was tested with."""
+"""The private names of Paddle that the CPU backend stands on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import NamedTuple
 
 import paddle
 
-from ppfleetx.config.errors import Problem, UserError
-
-#: versions whose private names were read and tested
-SUPPORTED = "3.3."
+from ppfleetx.distributed.version import check_paddle_version
 
 
 class PrivateName(NamedTuple):
@@ -160,13 +157,10 @@ PRIVATE_NAMES = (*_GROUPS, *_COLLECTIVES, *_POINT_TO_POINT, *_TENSOR_PARALLEL, *
 
 def check() -> None:
     """UserError for an unsupported Paddle version, RuntimeError for a private name that is missing. Local."""
-    version = paddle.__version__
-    if not version.startswith(SUPPORTED):
-        rule = f"several processes on CPU need PaddlePaddle {SUPPORTED}x, this is {version}"
-        raise UserError(Problem("Global.device", "cpu", rule, "pip install paddlepaddle==3.3.1"))
+    check_paddle_version()
     for private in PRIVATE_NAMES:
         found: object = import_module(private.module)
         for part in private.name.split("."):
             found = getattr(found, part, None)
         if found is None:
-            raise RuntimeError(f"Paddle {version} lacks {private.module}.{private.name} ({private.purpose})")
+            raise RuntimeError(f"Paddle {paddle.__version__} lacks {private.module}.{private.name} ({private.purpose})")

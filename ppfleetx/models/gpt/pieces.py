@@ -10,9 +10,11 @@ from paddle import nn
 
 from ppfleetx.config import Config
 from ppfleetx.distributed import RNGStatesTracker
+from ppfleetx.distributed.pipeline import stage_blocks
 from ppfleetx.layers.attention import AttentionOptions, CausalSelfAttention
-from ppfleetx.layers.dropout import REPLICATED, Dropout
-from ppfleetx.layers.embedding import ParallelEmbedding, ParallelHead
+from ppfleetx.layers.dropout import Dropout
+from ppfleetx.layers.edges import Edges
+from ppfleetx.layers.embedding import ParallelEmbedding, ParallelHead, PositionEmbedding
 from ppfleetx.layers.mlp import MLP
 from ppfleetx.layers.norm import LayerNorm
 from ppfleetx.layers.parameter import ParameterMaker
@@ -27,14 +29,12 @@ class Embedding(nn.Layer):
     def __init__(self, maker: ParameterMaker, dropout: float):
         super().__init__()
         self.word = ParallelEmbedding(spec.WORD_EMBEDDING, maker)
-        self.position = ParallelEmbedding("embedding.position.weight", maker)
-        self.dropout = Dropout(dropout, REPLICATED, maker.tracker)
+        self.position = PositionEmbedding(spec.POSITION_EMBEDDING, maker)
+        self.dropout = Dropout(dropout, maker.residual_stream, maker.tracker)
 
     def forward(self, ids: paddle.Tensor) -> paddle.Tensor:
         """ids int64 [b, s] → [s, b, h]."""
-        ids = ids.transpose([1, 0])
-        positions = paddle.arange(ids.shape[0]).unsqueeze(1)
-        return self.dropout(self.word(ids) + self.position(positions))
+        return self.dropout(self.position(self.word(ids.transpose([1, 0]))))
 
 
 class Block(nn.Layer):
@@ -49,7 +49,7 @@ class Block(nn.Layer):
         )
         self.norm2 = LayerNorm(f"{path}.norm2", maker)
         self.mlp = MLP(f"{path}.mlp", maker, model.fused_linear)
-        self.dropout = Dropout(model.hidden_dropout_prob, REPLICATED, maker.tracker)
+        self.dropout = Dropout(model.hidden_dropout_prob, maker.residual_stream, maker.tracker)
         self._call_block = plan.caller("full", number)
         self._call_attention = plan.caller("full_attn", number)
 
@@ -76,11 +76,37 @@ def _attention_options(config: Config, number: int) -> AttentionOptions:
     )
 
 
-def build_model(config: Config, tracker: RNGStatesTracker) -> PieceList:
-    """The model of one process: ids int64 [b, s] → logits [s, b, V], initial weights from the tracker's init streams."""
-    maker = ParameterMaker(spec.parameters(config), tracker)
+def build_model(
+    config: Config, tracker: RNGStatesTracker, edges: Edges | None = None, stage: tuple[int, int] = (0, 1)
+) -> PieceList:
+    """This rank's part of the model, weights from the tracker's init streams.
+
+    The first stage takes ids int64 [b, s], the last gives logits [s, b, V/mp], between stages goes [s, b, h].
+
+    Args:
+        config: the run's configuration.
+        tracker: the random streams, seeded.
+        edges: where values are cut over groups; None: nowhere.
+        stage: (number, count) of pipeline stages.
+    """
+    edges = edges or Edges()
+    maker = ParameterMaker(spec.parameters(config), tracker, edges)
     plan = RecomputePlan(config.derived.recompute_granularity, config.derived.no_recompute_layers)
-    embedding = Embedding(maker, config.Model.hidden_dropout_prob)
-    blocks = [Block(number, config, maker, plan) for number in range(config.Model.num_layers)]
-    head = ParallelHead(embedding.word.weight)  # tied: the head holds the embedding's own Parameter
-    return PieceList([embedding, *blocks, LayerNorm("norm", maker), head])
+    number, count = stage
+    num_chunks = config.Model.virtual_pp_degree if count > 1 else 1
+    chunks: list[list[nn.Layer]] = [
+        [Block(block, config, maker, plan) for block in blocks]
+        for blocks in stage_blocks(config.Model.num_layers, count, num_chunks, number)
+    ]
+    if number == 0:
+        chunks[0].insert(0, Embedding(maker, config.Model.hidden_dropout_prob))
+    if number == count - 1:
+        chunks[-1] += [LayerNorm("norm", maker), _head(chunks[0][0], maker)]
+    return PieceList(chunks)
+
+
+def _head(first: nn.Layer, maker: ParameterMaker) -> ParallelHead:
+    """The head, tied: it holds the embedding's own Parameter, or, on a stage without it, one of the same logical name."""
+    if isinstance(first, Embedding):
+        return ParallelHead(first.word.weight, maker.edges)
+    return ParallelHead(maker.create(nn.Layer(), spec.WORD_EMBEDDING), maker.edges)

@@ -8,6 +8,7 @@ from ppfleetx.config import Config
 from ppfleetx.layers.spec import ParameterSpec
 
 WORD_EMBEDDING = "embedding.word.weight"
+POSITION_EMBEDDING = "embedding.position.weight"
 
 
 def parameters(config: Config) -> dict[str, ParameterSpec]:
@@ -22,7 +23,7 @@ def parameters(config: Config) -> dict[str, ParameterSpec]:
         ParameterSpec(
             name=WORD_EMBEDDING, shape=(derived.padded_vocab_size, hidden), mp_dim=0, std=std, rows=model.vocab_size
         ),
-        ParameterSpec(name="embedding.position.weight", shape=(model.max_position_embeddings, hidden), std=std),
+        ParameterSpec(name=POSITION_EMBEDDING, shape=(model.max_position_embeddings, hidden), std=std),
     ]
     for number in range(model.num_layers):
         specs += _block(config, f"blocks.{number}")
@@ -55,7 +56,7 @@ def flops_per_token(config: Config, seq_len: int) -> int:
     (Chowdhery et al. 2022, PaLM, appendix B). The word embedding counts once, as the head.
     """
     matrices = [spec for spec in parameters(config).values() if len(spec.shape) == 2 and not spec.tied_to]
-    weights = sum(spec.size for spec in matrices if spec.name != "embedding.position.weight")
+    weights = sum(spec.size for spec in matrices if spec.name != POSITION_EMBEDDING)
     return 6 * weights + 12 * config.Model.num_layers * config.Model.hidden_size * seq_len
 
 

@@ -27,6 +27,7 @@ OWN_SIZE = {f"pretrain_gpt_{name}.yaml": facts[0] for name, facts in RECIPE_FACT
 #: keys of the originals that have no effect here, so that our recipes leave them out
 NO_EFFECT = {"Optimizer.lr.use_increments"}
 
+
 def leaves(tree, path=""):
     for name, value in tree.items():
         here = f"{path}.{name}" if path else name

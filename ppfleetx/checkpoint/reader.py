@@ -1,0 +1,101 @@
+"""A checkpoint opened for reading: any region of any tensor, whoever wrote it. Imports no Paddle."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppfleetx.checkpoint.layout import PieceLayout, padded_memory
+from ppfleetx.checkpoint.manifest import Entry, read_manifest
+from ppfleetx.checkpoint.regions import Box, Region, copy_common, touch, whole
+from ppfleetx.checkpoint.shards import DTYPES, Damaged, Shard
+from ppfleetx.layers.spec import ParameterSpec
+
+#: slots that hold one number for a parameter, not one an element
+SCALAR_SLOTS = frozenset({"beta1_pow", "beta2_pow"})
+
+
+class Checkpoint:
+    """The complete checkpoint at `path`; reads from the files only what is asked for.
+
+    Attributes:
+        path: its folder.
+        manifest: what it holds.
+
+    Raises:
+        Damaged: by any call, where files are not what the manifest says.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.manifest = read_manifest(path)
+        self._shards: dict[str, Shard] = {}
+        self._entries: dict[str, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for entry in self.manifest.entries:
+            self._entries[entry.name][entry.slot].append(entry)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameters by name: global shape without padding."""
+        return {name: slots[""][0].shape for name, slots in self._entries.items() if "" in slots}
+
+    def slots(self, spec: ParameterSpec) -> Set[str]:
+        """What is stored for a parameter of the model: "" (the weight), moment1, …"""
+        return self._entries[spec.parts[0] if spec.parts else spec.name].keys()
+
+    def all_slots(self) -> Set[str]:
+        """What is stored for any parameter."""
+        return {entry.slot for entry in self.manifest.entries}
+
+    def read_piece(self, spec: ParameterSpec, box: Box, flat: tuple[int, int] | None, slot: str = "") -> np.ndarray:
+        """The memory of a rank's piece, 1-D; padding is zero. A slot that is one number for the parameter has size 1."""
+        layout = PieceLayout(spec, box, flat)
+        if slot in SCALAR_SLOTS:
+            return self.read(layout.parts[0].name, slot, whole((1,)))
+        memories = [self.read(part.name, slot, part.region) for part in layout.parts]
+        return padded_memory(layout.join(memories), box, flat)
+
+    def read(self, name: str, slot: str, region: Region) -> np.ndarray:
+        """The memory of a region of a stored tensor; not to be written to, it may be the file's own."""
+        entries = self._entries[name][slot]
+        if len(dtypes := {entry.dtype for entry in entries}) != 1:
+            raise Damaged(f"{self.path}: {name} {slot} is stored in {sorted(dtypes)}")
+        if same := [entry for entry in entries if entry.region == region]:
+            return self._stored(same[0])
+        memory = np.empty(region.size, DTYPES[entries[0].dtype])
+        parts = [entry for entry in entries if touch(region, entry.region)]
+        count = sum(copy_common(self._stored(entry), entry.region, memory, region) for entry in parts)
+        if count != region.size:
+            raise Damaged(f"{self.path}: {count} of {region.size} elements of {name} {slot} are in the files")
+        return memory
+
+    def read_whole(self, name: str, slot: str = "") -> np.ndarray:
+        """All of a stored tensor, in its shape."""
+        shape = self._entries[name][slot][0].shape
+        return self.read(name, slot, whole(shape)).reshape(shape)
+
+    def streams(self, rank: int) -> dict[str, Any]:
+        """The random streams of a rank of the run that wrote it."""
+        file = rank_file(rank)
+        try:
+            return json.loads((self.path / file).read_text(encoding="utf-8"))["streams"]
+        except (OSError, KeyError, ValueError) as error:
+            raise Damaged(f"{self.path / file} cannot be read: {error}") from None
+
+    def _stored(self, entry: Entry) -> np.ndarray:
+        """The memory of an entry, mapped."""
+        if entry.file not in self._shards:
+            self._shards[entry.file] = Shard(self.path / entry.file)
+        memory = self._shards[entry.file].memory(entry.key)
+        if memory.dtype != DTYPES[entry.dtype] or memory.size != entry.region.size:
+            raise Damaged(f"{self.path / entry.file}: {entry.key} is not what the manifest says")
+        return memory
+
+
+def rank_file(rank: int) -> str:
+    """The file of a rank's random streams."""
+    return f"rank_{rank:05d}.json"
