@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 
+from ppfleetx.config.layouts import parse_layout
 from tests.launch import launch
 from tests.training import REPO, TINY, arguments, train
 from tools.train import main
@@ -105,24 +106,36 @@ def test_c102_gpu_on_a_cpu_build(refused, capsys):
     capsys.readouterr()
 
 
-def test_layouts_of_later_versions_are_refused_before_anything_is_built(tmp_path):
-    result = launch([REPO / "tools/train.py", *arguments(tmp_path / "out", "Distributed.mp_degree=2")], 2, cwd=REPO)
-    assert result.returncode == 2
-    assert "Distributed.mp_degree = 2" in result.logs[0] and "Traceback" not in "".join(result.logs)
+SEQ_31 = "Data.Train.dataset.max_seq_len=31"
 
 
-def test_c15_layouts_of_later_versions_name_stage_and_degree():
-    from ppfleetx.config import UserError, load_config
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (("Distributed.mp_degree=2", "Model.num_attention_heads=1"), ["num_attention_heads 1", "mp_degree 2"]),
+        (("Distributed.pp_degree=2", "Model.virtual_pp_degree=2"), ["virtual_pp_degree", "pp_degree above 2"]),
+        (
+            ("Distributed.mp_degree=2", "Model.sequence_parallel=true", "Data.Train.dataset.max_seq_len=31"),
+            ["31", "mp_degree 2"],
+        ),
+        (("Model.use_recompute=true", "Model.recompute_granularity=ful"), ["'ful'", "full, full_attn, core_attn"]),
+    ],
+)
+def test_bad_layouts_are_refused_on_all_ranks_with_one_message(tmp_path, bad, words):
+    began = time.monotonic()
+    result = launch([REPO / "tools/train.py", *arguments(tmp_path / "out", *bad)], 2, cwd=REPO)
+    assert result.returncode == 2 and result.orphans == 0 and time.monotonic() - began < 30
+    assert all(word in result.logs[0] for word in words), result.logs[0]
+    assert "Traceback" not in "".join(result.logs) and "rule:" not in result.logs[1]
+
+
+def test_c15_stage_3_with_mp_and_stage_2_with_pp_are_accepted():
+    """That they train with the right numbers is in tests/parity/test_sharding.py."""
+    from ppfleetx.config import load_config
     from ppfleetx.engine import check_supported
 
-    layout = [
-        "Distributed.mp_degree=2",
-        "Distributed.sharding.sharding_degree=2",
-        "Distributed.sharding.sharding_stage=3",
-    ]
-    with pytest.raises(UserError) as caught:
-        check_supported(load_config([str(REPO / TINY)], layout, 4).config)
-    assert "sharding_stage 3" in str(caught.value) and "mp_degree 2" in str(caught.value)
+    for layout in ("mp2sharding2s3", "pp2sharding2s2"):
+        check_supported(load_config([str(REPO / TINY)], parse_layout(layout).overrides, 4).config)
 
 
 def test_a_fault_that_one_rank_sees_ends_all_with_2(tmp_path):
