@@ -59,19 +59,18 @@ def load_tree(paths: Sequence[str], overrides: Sequence[str]) -> tuple[dict[str,
     return _unshield(OmegaConf.to_container(tree)), origins
 
 
-def find_file(path: str) -> Path:
-    """`path` itself, or, for a missing path that begins with `ppfleetx/configs/`, the recipe inside the package."""
-    file = Path(path)
-    parts = [part for part in file.parts if part != "."]
-    if not os.path.isfile(file) and parts[:2] == ["ppfleetx", "configs"]:
-        inside = _PACKAGE.joinpath(*parts[1:])
-        return inside if inside.is_file() else file
-    return file
+def find_path(path: str) -> Path:
+    """`path` itself, or, for a missing one that begins with `configs/` or `ppfleetx/configs/`, its place in the package."""
+    parts = [part for part in Path(path).parts if part != "."]
+    if parts[:1] == ["ppfleetx"]:
+        parts = parts[1:]
+    inside = _PACKAGE.joinpath(*parts)
+    return inside if parts[:1] == ["configs"] and not os.path.exists(path) and inside.exists() else Path(path)
 
 
 def _read_layers(path: str, above: tuple[Path, ...]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The file's bases, outermost first, then the file itself."""
-    file = find_file(path)
+    file = find_path(path)
     if file.resolve() in above:
         chain = " → ".join(str(one) for one in (*above, file.resolve()))
         raise UserError(Problem("_base_", path, f"a file cannot be its own base: {chain}"))

@@ -37,7 +37,7 @@ class GlobalConfig:
     )
     micro_batch_size: int = key(1, "samples in one forward pass; divides local_batch_size", unit="samples", at_least=1)
     flags: dict[str, Any] = key({}, "Paddle flags (FLAGS_*) set before anything else")
-    enable_partial_send_recv: bool = key(True, "cut pipeline messages over mp; off with sequence_parallel")
+    enable_partial_send_recv: bool = key(True, "kept for old files: stages send whole messages; off with sequence_parallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +206,7 @@ class OptimizerConfig:
     momentum: float = key(0.9, "Momentum: share of the last step", at_least=0, below=1)
     lr: LRConfig = section(LRConfig, "learning rate")
     grad_clip: GradClipConfig | None = optional_section("gradient clipping")
-    tensor_fusion: bool = key(False, "update all parameters of a kind as one tensor; without mp, pp and sep")
+    tensor_fusion: bool = key(False, "kept for old files: parameters are updated one by one; not with mp, pp and sep")
     multi_precision: bool | None = key(None, "float32 master weights", derived="mix_precision.enable")
 
 
@@ -259,9 +259,9 @@ class DistributedConfig:
     sep_degree: int = key(1, "sequence split over attention heads (all-to-all)", at_least=1)
     order: list[str] = key(list(AXES), "axes from the outermost (slowest rank) to the innermost", choices=AXES, length=5)
     sharding: ShardingConfig = section(ShardingConfig, "sharded states")
-    fuse_sequence_parallel_allreduce: bool = key(False, "fuse the gradient sums of sequence parallel; not with use_main_grad")
+    fuse_sequence_parallel_allreduce: bool = key(False, "kept for old files: these sums travel in buckets anyway; off with use_main_grad")
     use_main_grad: bool = key(False, "accumulate gradients in float32")
-    pp_recompute_interval: int = key(1, "blocks between recompute points in a pipeline stage", at_least=1)
+    pp_recompute_interval: int = key(1, "kept for old files: every recomputed block is a point of its own", at_least=1)
     hcg: str = key("HybridCommunicateGroup", "kept for old files", choices=("HybridCommunicateGroup",))
 
 

@@ -24,7 +24,7 @@ from paddle import nn
 from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
 from ppfleetx.distributed.sharding_unit import Unit, UnitOptions, view
-from ppfleetx.distributed.trainable import TIED_OVER_STAGES, Piece, is_first_copy, sum_of_squares
+from ppfleetx.distributed.trainable import Piece, is_first_copy, sum_of_squares
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -73,8 +73,8 @@ class ShardedParameters:
             compute_dtype=compute_dtype,
             reduce_dtype=reduce_dtype,
         )
-        alone = TIED_OVER_STAGES if context.tied_group is not None else ()
-        self._units = [Unit(parameters, group, options) for parameters in partition(pieces, alone)]
+        tied_alone = context.tied_group is not None
+        self._units = [Unit(parameters, group, options) for parameters in partition(pieces, tied_alone)]
         self._gradients = paddle.zeros([sum(unit.length for unit in self._units)], "float32")  # of all cuts, end to end
         self._slices = [part for unit in self._units for part in unit.slices]
         self.named: Mapping[str, Tensor] = {part.spec.name: part for part in self._slices}
@@ -97,7 +97,7 @@ class ShardedParameters:
         if self._sequence_parallel:
             whole = [part for part in self._slices if part.spec.mp_dim is None]
             average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._reduce_dtype)
-        tied = [part for part in self._slices if part.spec.name in TIED_OVER_STAGES]
+        tied = [part for part in self._slices if part.spec.at_both_ends]
         if self._context.tied_group is not None:
             average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._reduce_dtype)
 
@@ -182,19 +182,19 @@ class ShardedParameters:
                     unit.free()
 
 
-def partition(pieces: Sequence[nn.Layer], alone: Sequence[str] = ()) -> list[list[Tensor]]:
+def partition(pieces: Sequence[nn.Layer], tied_alone: bool = False) -> list[list[Tensor]]:
     """The parameters of each unit: a unit a piece, but a small piece joins the next one (the last joins the one before), and
     a piece that shares a parameter with an earlier one (a tied head) joins that one's unit.
 
     Args:
         pieces: of the model, in order.
-        alone: logical names of parameters that make a unit of their own, so that they are cut alike on other stages.
+        tied_alone: a parameter at both ends of the model makes a unit of its own, so that both stages cut it alike.
     """
     units: list[list[Tensor]] = []
     home: dict[int, list[Tensor]] = {}
     for segment in _segments(pieces):
         parameters = [parameter for piece in segment for parameter in piece.parameters()]
-        own = [parameter for parameter in parameters if parameter.spec.name in alone and id(parameter) not in home]
+        own = [one for one in parameters if tied_alone and one.spec.at_both_ends and id(one) not in home]
         for parameter in own:
             units.append([parameter])
             home[id(parameter)] = []  # nobody joins it

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ppfleetx.distributed.context import ParallelContext
     from ppfleetx.layers.spec import ParameterSpec
 
-#: logical names of weights that the first and the last pipeline stage hold
-TIED_OVER_STAGES = ("embedding.word.weight",)
-
 Box = tuple[tuple[int, int], ...]
 
 
@@ -95,7 +92,7 @@ class WholeParameters:
         self._tensor_group = context.group("mp")
         self._sequence_parallel = sequence_parallel
         self._reduce_dtype = reduce_dtype
-        self._tied = [parameter for name, parameter in named.items() if name in TIED_OVER_STAGES]
+        self._tied = [parameter for parameter in self._parameters if parameter.spec.at_both_ends]
 
     def reduce(self) -> None:
         """One all-reduce a bucket over the data ranks; with sequence parallel also one of whole parameters over mp."""
@@ -152,7 +149,7 @@ class WholeParameters:
 def is_first_copy(context: ParallelContext, spec: ParameterSpec) -> bool:
     """Whether no rank before this one on the axes mp and pp holds the same part of the parameter."""
     repeated_over_mp = spec.mp_dim is None and context.topology.mp_info.rank > 0
-    repeated_over_pp = spec.name in TIED_OVER_STAGES and context.topology.pp_info.rank > 0
+    repeated_over_pp = spec.at_both_ends and context.topology.pp_info.rank > 0
     return not (repeated_over_mp or repeated_over_pp)
 
 

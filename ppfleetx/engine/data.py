@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.config.load import find_path
 from ppfleetx.config.schema import SplitConfig
 from ppfleetx.data import Batch, DatasetSpec, GlobalBatchSampler, GPTDataset, load_batches
 from ppfleetx.distributed import Topology
@@ -122,7 +123,7 @@ def _length(config: Config, train: GPTDataset) -> tuple[int | None, int]:
 def _spec(config: Config, split: SplitConfig, mode: str) -> DatasetSpec:
     dataset = split.dataset
     return DatasetSpec(
-        input_dir=dataset.input_dir,
+        input_dir=str(find_path(dataset.input_dir)),
         split=dataset.split,
         mode=mode,
         seq_len=dataset.max_seq_len,

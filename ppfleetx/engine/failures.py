@@ -22,6 +22,8 @@ from ppfleetx.metrics.console import setup_logging
 
 logger = logging.getLogger("ppfleetx")
 
+#: Paddle's flags for `Debug.deterministic`; CPU kernels are deterministic as they are
+_DETERMINISTIC = {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1}
 #: exit code of a run that failed after its start
 EXIT_FAILURE = 1
 #: exit code of a run that Ctrl-C ended
@@ -47,7 +49,8 @@ def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
         logger.info("warning: %s", warning)
     try:
         _prepare(folder, rank)
-        paddle.set_flags(dict(config.Global.flags))
+        deterministic = config.Debug.deterministic and config.Global.device == "gpu"
+        paddle.set_flags({**(_DETERMINISTIC if deterministic else {}), **config.Global.flags})
         work(config)
     except UserError as error:
         return report(error)

@@ -22,6 +22,8 @@ class ParameterSpec:
             the last dim cuts each of them alike (query, key and value by heads); () for an ordinary parameter.
         groups: number of groups (attention heads) in the last dim of an interleaved parameter.
         tied_to: name of the parameter that this one is; it has no storage of its own.
+        at_both_ends: another piece at the other end of the model is tied to it, so that the first and the last pipeline stage
+            both hold it.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ParameterSpec:
     parts: tuple[str, ...] = ()
     groups: int = 1
     tied_to: str | None = None
+    at_both_ends: bool = False
 
     @property
     def size(self) -> int:

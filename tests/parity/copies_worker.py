@@ -8,7 +8,6 @@ import sys
 import paddle
 import paddle.distributed as dist
 
-from ppfleetx.distributed.trainable import TIED_OVER_STAGES
 from ppfleetx.engine.engine import Engine
 from tools.train import main
 
@@ -30,7 +29,7 @@ def update_and_compare(self, *arguments):
         if mp is not None and parameter.spec.mp_dim is None:
             assert equal_over(mp, parameter), f"{name} differs over mp after step {self.progress.step}"
             counted["mp"] += 1
-        if tied is not None and name in TIED_OVER_STAGES:
+        if tied is not None and parameter.spec.at_both_ends:
             assert equal_over(tied, parameter), f"{name} differs over stages after step {self.progress.step}"
             counted["tied"] += 1
     return result

@@ -28,10 +28,14 @@ TOLERANCE = {"sgd": 1e-5, "clip": 1e-5, "adamw": 1e-4}
 LAYOUTS = {
     2: ["mp2", "pp2", "sep2", "mp2sp", "pp2rc"],
     4: ["mp4", "pp4", "pp4vpp2", "mp2pp2", "mp2pp2sp", "mp2pp2rc", "sep2mp2", "mp4sp", "dp2mp2", "sep2pp2"],
-    8: ["dp2mp2pp2", "mp2pp4vpp2"],
+    8: ["dp2mp2pp2", "mp2pp4vpp2", "mp2pp2sharding2s2", "pp4vpp2sharding2s1"],
 }
 #: what a layout needs beside its string: a 1F1B phase in the interleaved schedule, one sample a data rank
-MORE = {"pp4vpp2": ("Global.micro_batch_size=1",), "mp2pp4vpp2": ("Global.micro_batch_size=1",)}
+MORE = {
+    "pp4vpp2": ("Global.micro_batch_size=1",),
+    "mp2pp4vpp2": ("Global.micro_batch_size=1",),
+    "pp4vpp2sharding2s1": ("Global.micro_batch_size=1",),
+}
 #: one update so large that the weights are the gradient
 GRADIENT = (
     "Engine.max_steps=1",

@@ -21,7 +21,12 @@ def parameters(config: Config) -> dict[str, ParameterSpec]:
     hidden, std = model.hidden_size, model.initializer_range
     specs = [
         ParameterSpec(
-            name=WORD_EMBEDDING, shape=(derived.padded_vocab_size, hidden), mp_dim=0, std=std, rows=model.vocab_size
+            name=WORD_EMBEDDING,
+            shape=(derived.padded_vocab_size, hidden),
+            mp_dim=0,
+            std=std,
+            rows=model.vocab_size,
+            at_both_ends=True,
         ),
         ParameterSpec(name=POSITION_EMBEDDING, shape=(model.max_position_embeddings, hidden), std=std),
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppfleetx.config import UserError, load_config
-from ppfleetx.config.load import find_file, load_tree
+from ppfleetx.config.load import find_path, load_tree
 from tests.unit.config.helpers import RECIPES, ROOT, config_of, problem_of, problems_of, tiny, write
 
 
@@ -260,9 +260,9 @@ def test_the_older_path_is_looked_up_in_the_package(tmp_path, monkeypatch):
         "ppfleetx/configs/nlp/gpt/pretrain_gpt_base.yaml",
         "./ppfleetx/configs/nlp/gpt/pretrain_gpt_base.yaml",
     ):
-        assert find_file(path).samefile(RECIPES / "pretrain_gpt_base.yaml")
+        assert find_path(path).samefile(RECIPES / "pretrain_gpt_base.yaml")
         assert tree_of(path)["Model"]["name"] == "GPT"
-    assert find_file("ppfleetx/configs/none.yaml") == Path("ppfleetx/configs/none.yaml")
+    assert find_path("ppfleetx/configs/none.yaml") == Path("ppfleetx/configs/none.yaml")
     own = write(tmp_path, "ppfleetx/configs/nlp/gpt/pretrain_gpt_base.yaml", "Model: {name: GPT-cn}")
     assert tree_of(os.path.relpath(own))["Model"]["name"] == "GPT-cn"  # a file that is there wins
 

@@ -65,7 +65,12 @@ class Model(nn.Layer):
             self.pieces = nn.LayerList([embedding, *blocks, nn.LayerNorm(HIDDEN), Head(embedding.weight)])
         self.around = around
         for name, parameter in self.named_parameters():
-            parameter.spec = ParameterSpec(name=name, shape=tuple(parameter.shape), decay=len(parameter.shape) > 1)
+            parameter.spec = ParameterSpec(
+                name=name,
+                shape=tuple(parameter.shape),
+                decay=len(parameter.shape) > 1,
+                at_both_ends=name == "pieces.0.weight",
+            )
 
     def forward(self, ids):
         x = ids
@@ -272,7 +277,7 @@ def the_plan():
     model = build()
     names = [[p.spec.name for p in unit] for unit in partition(list(model.pieces))]
     assert names[0] == ["pieces.0.weight", "pieces.4.weight", "pieces.4.bias"] and len(names) == 1 + BLOCKS
-    tied = [[p.spec.name for p in unit] for unit in partition(list(model.pieces), ["pieces.0.weight"])]
+    tied = [[p.spec.name for p in unit] for unit in partition(list(model.pieces), tied_alone=True)]
     assert tied[0] == ["pieces.0.weight"] and tied[-1] == ["pieces.4.weight", "pieces.4.bias"]
     assert len(tied) == 2 + BLOCKS
     group = SimpleNamespace(rank=1, nranks=3)

@@ -42,3 +42,9 @@ def test_evaluation_reads_the_same_samples_whatever_the_layout():
         batches = [list(open_data(config, Topology(rank, world)).evaluation_batches()) for rank in range(world)]
         seen.append([[one for rank in batches for one in rank[step].sample_ids.tolist()] for step in range(2)])
     assert seen == [[list(range(8)), list(range(8, 16))]] * 3
+
+
+def test_recipes_of_an_installation_find_their_data_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(["./ppfleetx/configs/debug/tiny_gpt.yaml"]).config
+    assert open_data(config, Topology(0, 1)).train.num_samples() > 1000
