@@ -20,7 +20,7 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
 
 from ppfleetx.bench import LOGGING_FREQ, machine, machine_line
 from ppfleetx.config.errors import UserError
-from ppfleetx.engine.command import report
+from ppfleetx.engine.command import quiet_paddle, report
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -73,6 +73,7 @@ def _data(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse_args(argv)
+    quiet_paddle()
     with tempfile.TemporaryDirectory(prefix="ppfleetx-bench-") as folder:
         try:
             result, lines = args.measure(Path(folder), args)

@@ -51,11 +51,15 @@ def runs_of(full: bool) -> dict[str, tuple[str, ...]]:
     return {name: (*overrides, f"Engine.max_steps={20 if full else 4}") for name, overrides in RUNS.items()}
 
 
+#: one ordinary update with an active clip
+UPDATE = (*RUNS["clip"], "Engine.max_steps=1")
+
+
 @pytest.fixture(scope="module")
 def one(request, tmp_path_factory) -> dict[str, Outcome]:
     """One process."""
     folder = tmp_path_factory.mktemp("one")
-    runs = {**runs_of(request.config.getoption("--full")), "gradient": GRADIENT}
+    runs = {**runs_of(request.config.getoption("--full")), "gradient": GRADIENT, "update": UPDATE}
     return {name: train(folder / name, *SMALL, *overrides) for name, overrides in runs.items()}
 
 
@@ -67,7 +71,7 @@ def many(request, tmp_path_factory) -> dict[str, Outcome]:
     runs = {
         f"{layout}-{name}": (*SMALL, *overrides, *parse_layout(layout).overrides, *MORE.get(layout, ()))
         for layout in LAYOUTS[request.param]
-        for name, overrides in {**chosen, "gradient": GRADIENT}.items()
+        for name, overrides in {**chosen, "gradient": GRADIENT, "update": UPDATE}.items()
     }
     outcomes = train_many_on(
         request.param, runs, tmp_path_factory.mktemp(f"many{request.param}"), timeout=3000 if full else 400
@@ -88,22 +92,31 @@ def test_losses_and_norms(one, many):
     for name, outcome in many.items():
         run = name.rpartition("-")[2]
         loss, norm = (relative(outcome, one[run], key) for key in ("loss", "grad_norm"))
-        if loss[0] > 1e-6 or norm[0] > 1e-5 or (run != "gradient" and loss.max() > TOLERANCE[run]):
+        if loss[0] > 1e-6 or norm[0] > 1e-5 or loss.max() > TOLERANCE.get(run, 1e-6):
             wrong[name] = (loss.max(), norm.max())
     assert not wrong, json.dumps({name: [float(value) for value in values] for name, values in wrong.items()}, indent=1)
 
 
-def test_first_gradient_of_every_parameter(one, many):
-    """After one update of rate 10⁴ the weights are −10⁴ times the gradient, but for the initial weights beside it."""
-    right = one["gradient"].weights(1)
+def parted(one, many, run, tolerance):
+    """Parameters whose values after one update differ by more than `tolerance` of their norm."""
+    right = one[run].weights(1)
     floor = 1e-3 * max(np.linalg.norm(weight) for weight in right.values())
     wrong = {}
     for name, outcome in many.items():
-        if name.endswith("-gradient"):
+        if name.endswith(f"-{run}"):
             found = outcome.weights(1)
             assert found.keys() == right.keys()
             for parameter, weight in right.items():
                 difference = np.linalg.norm(found[parameter] - weight) / max(np.linalg.norm(weight), floor)
-                if difference > 1e-5:
+                if difference > tolerance:
                     wrong[f"{name} {parameter}"] = float(difference)
-    assert not wrong, wrong
+    return wrong
+
+
+def test_first_gradient_of_every_parameter(one, many):
+    """After one update of rate 10⁴ the weights are −10⁴ times the gradient, but for the initial weights beside it."""
+    assert not parted(one, many, "gradient", 1e-5)
+
+
+def test_every_parameter_after_one_clipped_update(one, many):
+    assert not parted(one, many, "update", 1e-6)
