@@ -81,7 +81,13 @@ class Engine:
 
         Raises:
             RunError: the loss or the gradient is not finite, or float16 skipped too many updates in a row.
+            UserError: the checkpoint resumed from lies beyond the end of the run; nothing was changed.
         """
+        if self.progress.step > data.num_updates:
+            rule = f"the checkpoint {self.resumed_from} is at step {self.progress.step} already, beyond this run's end"
+            raise UserError(
+                Problem("Engine.max_steps", data.num_updates, rule, "raise it, or name an earlier step_N folder")
+            )
         self.context.rank0_first("settle output_dir", lambda: resume.settle_output_dir(self))
         schedule = build_schedule(self.config.Optimizer.lr, data.num_updates)
         self.model.train()

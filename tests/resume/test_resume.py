@@ -181,6 +181,10 @@ class TestRefusals:
         text = self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={copy}")
         assert str(copy) in text and "step_00000005" in text
 
+    def test_end_before_the_checkpoint(self, copy, capsys):
+        text = self.refused(capsys, copy, AUTO, "Engine.max_steps=3")
+        assert "Engine.max_steps = 3" in text and "step 5" in text
+
     def test_missing_rank_file(self, copy, capsys):
         (copy / "step_00000005/rank_00000.json").unlink()
         text = self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={copy / 'step_00000005'}")
