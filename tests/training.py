@@ -10,7 +10,8 @@ import numpy as np
 import paddle
 
 from ppfleetx.checkpoint.reader import Checkpoint
-from ppfleetx.checkpoint.writer import TrainingState, write_manifest, write_own
+from ppfleetx.checkpoint.snapshot import Snapshots, TrainingState
+from ppfleetx.checkpoint.writer import write_manifest, write_own
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.layers.spec import ParameterSpec
 from tests.launch import LaunchResult, launch
@@ -83,8 +84,9 @@ def rewrite(saved: Checkpoint, weights: dict[str, np.ndarray]) -> None:
         tensor.spec = ParameterSpec(name=name, shape=value.shape)
         pieces.append(Piece(name, tensor, tensor.spec.box(), None, True))
     state = TrainingState(pieces, {}, saved.streams(0), saved.manifest.progress, saved.manifest.run)
-    write_own(saved.path, 0, state)
-    write_manifest(saved.path, 1, state)
+    snapshot = Snapshots().take(state)
+    write_own(saved.path, 0, snapshot)
+    write_manifest(saved.path, 1, snapshot)
 
 
 def same_weights(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:

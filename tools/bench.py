@@ -2,6 +2,7 @@
 
     python tools/bench.py engine     the engine's step beside a bare Paddle loop of the same model
     python tools/bench.py data       opening a corpus of a million documents
+    python tools/bench.py checkpoint saving and loading beside plain files, and a late resume
 
 Thread counts follow OMP_NUM_THREADS. The last line tells the result beside its budget; nothing passes or fails here.
 """
@@ -41,6 +42,12 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     data.set_defaults(measure=_data)
     data.add_argument("--documents", type=_count, default=1_000_000, metavar="N", help="default: %(default)s")
     data.add_argument("--tokens", type=_count, default=500_000_000, metavar="N", help="default: %(default)s")
+    checkpoint = verbs.add_parser("checkpoint", parents=[common], help="saving and loading")
+    checkpoint.set_defaults(measure=_checkpoint)
+    checkpoint.add_argument("--megabytes", type=_count, default=500, metavar="N", help="default: %(default)s")
+    checkpoint.add_argument(
+        "--folder", type=Path, metavar="DIR", help="on the disk to measure (default: a temporary one)"
+    )
     return parser.parse_args(argv)
 
 
@@ -70,19 +77,27 @@ def _data(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[
     return result, data_lines(result)
 
 
+def _checkpoint(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from ppfleetx.bench.checkpoint import checkpoint_lines, measure_checkpoint
+
+    result = measure_checkpoint(folder, args.rounds, args.megabytes)
+    return result, checkpoint_lines(result)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse_args(argv)
     quiet_paddle()
-    with tempfile.TemporaryDirectory(prefix="ppfleetx-bench-") as folder:
+    where = getattr(args, "folder", None)
+    with tempfile.TemporaryDirectory(prefix="ppfleetx-bench-", dir=where) as folder:
         try:
             result, lines = args.measure(Path(folder), args)
         except UserError as error:
             return report(error)
-    where = machine()
-    print(machine_line(where), *lines, sep="\n")
+    here = machine()
+    print(machine_line(here), *lines, sep="\n")
     if args.json is not None:
-        args.json.write_text(json.dumps({"machine": where, **result}, indent=1), encoding="utf-8")
+        args.json.write_text(json.dumps({"machine": here, **result}, indent=1), encoding="utf-8")
     return 0
 
 

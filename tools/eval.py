@@ -16,7 +16,7 @@ from ppfleetx.engine import command
 from ppfleetx.models.gpt.spec import summary
 
 
-def evaluate(config: Config) -> None:
+def evaluate(config: Config) -> int:
     """Restores a checkpoint and evaluates it."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
     from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
@@ -33,8 +33,9 @@ def evaluate(config: Config) -> None:
         optimizer = build_optimizer(config, trainable.named)
         engine = Engine(config, context, tracker, model, trainable, optimizer)
         data = context.together(lambda: open_data(config, topology))
-        engine.restore()
+        engine.restore(data, weights_only=True)
         engine.report_evaluation(data)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,8 +13,8 @@ from ppfleetx.engine import command
 from ppfleetx.models.gpt.spec import summary
 
 
-def train(config: Config) -> None:
-    """The straight line of a run."""
+def train(config: Config) -> int:
+    """The straight line of a run; returns its exit code."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
     from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
     from ppfleetx.models.gpt.pieces import build_model
@@ -30,8 +30,8 @@ def train(config: Config) -> None:
         optimizer = build_optimizer(config, trainable.named)
         engine = Engine(config, context, tracker, model, trainable, optimizer)
         data = context.together(lambda: open_data(config, topology))
-        engine.restore()
-        engine.fit(data)
+        engine.restore(data)
+        return engine.fit(data)
 
 
 def main(argv: list[str] | None = None) -> int:

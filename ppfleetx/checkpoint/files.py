@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
 
-#: bytes that are summed and written, or read and summed, in one go: they stay in the processor's cache meanwhile
+#: bytes that are summed and written, or read and summed, in one go
 CHUNK_BYTES = 4 * 2**20
 
 
@@ -31,6 +34,40 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+class Summing:
+    """The checksum of bytes that are given piece by piece, and are written or copied meanwhile: a thread sums up long ones."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._crc = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[None]] = deque()
+
+    def add(self, chunk: memoryview) -> None:
+        """The next bytes; they must not change before `wait` (of this chunk's turn) or `result`."""
+        self.size += len(chunk)
+        if self._thread is None and len(chunk) < CHUNK_BYTES:
+            return self._sum(chunk)
+        self._thread = self._thread or ThreadPoolExecutor(1, "ppfleetx-checksum")
+        self._pending.append(self._thread.submit(self._sum, chunk))
+        return None
+
+    def wait(self, left: int) -> None:
+        """Until at most `left` of the chunks given are not summed up yet."""
+        while len(self._pending) > left:
+            self._pending.popleft().result()
+
+    def result(self) -> FileSum:
+        """Of all that was given; nothing may be added afterwards."""
+        self.wait(0)
+        if self._thread is not None:
+            self._thread.shutdown()
+        return FileSum(self.size, f"{self._crc:08x}")
+
+    def _sum(self, chunk: memoryview) -> None:
+        self._crc = crc32c(chunk, self._crc)
+
+
 def write_file(path: Path, buffers: Iterable[bytes | np.ndarray]) -> FileSum:
     """Writes the buffers one after another into the file and forces it to the disk.
 
@@ -38,30 +75,34 @@ def write_file(path: Path, buffers: Iterable[bytes | np.ndarray]) -> FileSum:
         path: not readable as a whole before this returns, so: a name that nobody reads yet.
         buffers: not empty ones; arrays are contiguous.
     """
-    size = crc = 0
+    summing = Summing()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         for buffer in buffers:
             view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # NumPy's stubs do not say that arrays are buffers
             for start in range(0, len(view), CHUNK_BYTES):
                 chunk = view[start : start + CHUNK_BYTES]
-                crc, size = crc32c(chunk, crc), size + len(chunk)
+                summing.add(chunk)
                 while chunk:
                     chunk = chunk[os.write(descriptor, chunk) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return FileSum(size, f"{crc:08x}")
+        summed = summing.result()
+    return summed
 
 
 def sum_file(path: Path) -> FileSum:
     """Reads a file in full and sums it up."""
-    size = crc = 0
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    summing = Summing()
+    buffers = [memoryview(bytearray(CHUNK_BYTES)) for _ in range(3)]  # two are summed up while one is read into
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            crc, size = crc32c(buffer[:count], crc), size + count
-    return FileSum(size, f"{crc:08x}")
+        for buffer in itertools.cycle(buffers):
+            summing.wait(2)
+            if not (count := file.readinto(buffer)):
+                return summing.result()
+            summing.add(buffer[:count])
+    raise AssertionError("unreachable")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
+import threading
+import time
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ppfleetx.checkpoint.files import sync
-from ppfleetx.checkpoint.manifest import Damaged, missing, read_manifest, verify
-from ppfleetx.checkpoint.writer import TrainingState, write_manifest, write_own
+from ppfleetx.checkpoint.manifest import MANIFEST, Damaged, missing, read_manifest, verify
+from ppfleetx.checkpoint.retention import Retention, delete, steps_in
+from ppfleetx.checkpoint.snapshot import Snapshot, Snapshots, TrainingState
+from ppfleetx.checkpoint.writer import write_manifest, write_own
 from ppfleetx.config.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -27,68 +30,98 @@ T = TypeVar("T")
 
 KEY = "Engine.save_load.ckpt_dir"
 _OUTPUT_KEY = "Engine.save_load.output_dir"
-_STEP = re.compile(r"^step_(\d+)$")
 
 logger = logging.getLogger("ppfleetx")
 
 
-class SaveError(Exception):
-    """A checkpoint could not be written (the disk is full, say). All ranks raise it alike; earlier checkpoints stand."""
-
-
 class CheckpointManager:
-    """Saves and finds the checkpoints under `output_dir`; every rank holds one and makes the same calls."""
+    """Saves and finds the checkpoints under `output_dir`; every rank holds one and makes the same calls.
 
-    def __init__(self, output_dir: Path, context: ParallelContext):
-        self.output_dir = output_dir
-        self.context = context
+    A save goes on in a thread while training does: only the copy to host memory stops it. A save that fails (the disk is full,
+    say) is logged and counted, alike on all ranks; earlier checkpoints stand.
 
-    def save(self, step: int, state: TrainingState) -> Path:
-        """Writes the checkpoint of `step`; every rank must call it, and all return when it is complete.
+    Args:
+        output_dir: where the step folders are.
+        context: this rank's place and its meetings.
+        retention: which checkpoints stay; the default keeps all.
 
-        Raises:
-            SaveError: on all ranks, if one cannot write.
+    Attributes:
+        failed: the steps whose save failed, as far as is known.
+    """
+
+    def __init__(self, output_dir: Path, context: ParallelContext, retention: Retention | None = None):
+        self.output_dir, self.context = output_dir, context
+        self.failed: list[int] = []
+        self._retention = retention or Retention()
+        self._snapshots = Snapshots()
+        self._beside: ParallelContext | None = None
+        self._saving: threading.Thread | None = None
+
+    def save(self, step: int, state: TrainingState) -> None:
+        """Starts to save the checkpoint of `step`; returns when the state may change again. Every rank must call it.
+
+        An earlier save that is still under way is waited for.
         """
-        topology = self.context.topology
-        final, aside = self.output_dir / f"step_{step:08d}", self.output_dir / f".step_{step:08d}.tmp"
-        rank0_first, together = self.context.rank0_first, self.context.together
-        try:
-            rank0_first("make the checkpoint's folder", self._reported(lambda: _make_empty(aside)))
-            together(self._reported(lambda: write_own(aside, topology.device_rank, state)))
-            rank0_first(
-                "complete the checkpoint", self._reported(lambda: _complete(aside, final, topology.world_size, state))
-            )
-        except UserError as error:
-            if self.context.is_main:
-                shutil.rmtree(aside, ignore_errors=True)
-            raise SaveError("; ".join(problem.rule for problem in error.problems)) from error
-        return final
+        self.wait()
+        began = time.perf_counter()
+        snapshot = self._snapshots.take(state)
+        blocked_s = time.perf_counter() - began
+        if self._beside is None:
+            self._beside = self.context.beside("save")
+        arguments = (self._beside, step, snapshot, blocked_s)
+        # a daemon: a process that must end does not wait for a peer that is gone
+        self._saving = threading.Thread(target=self._save, args=arguments, name=f"save step {step}", daemon=True)
+        self._saving.start()
 
-    def find(self, ckpt_dir: str | None) -> Path | None:
-        """The checkpoint to resume from: `ckpt_dir`, or for "auto" the newest whole one; None: start afresh.
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the save under way is over, or the time is up; says whether none is left."""
+        if self._saving is not None:
+            self._saving.join(timeout_s)
+            if self._saving.is_alive():
+                return False
+            self._saving = None
+        return True
 
-        Every rank must call it. Rank 0 looks, and all read a share of the files to compare checksums.
+    def restore(self, ckpt_dir: str | None, read: Callable[[Path], Callable[[], None]]) -> Path | None:
+        """Restores from `ckpt_dir`, or for "auto" from the newest whole checkpoint; None: there is none, start afresh.
+
+        Every rank must call it. Rank 0 looks; all read a share of the files to compare checksums, and meanwhile `read`.
+
+        Args:
+            ckpt_dir: a step folder, "auto", or None: nothing is to be restored.
+            read: reads the checkpoint at a path without changing the run; what it returns then changes it.
 
         Raises:
-            UserError: a path was given and there is no whole checkpoint in it.
+            UserError: a path was given and there is no whole checkpoint in it, or `read` raised it.
         """
         damaged: set[str] = set()
         while True:
             found = self.context.rank0_first("find the checkpoint", lambda: self._find(ckpt_dir, damaged))
             if found is None:
                 return None
+            path, refused, put = Path(found), None, None
+            with ThreadPoolExecutor(1) as thread:
+                damage = thread.submit(self._damage, path)
+                try:
+                    put = read(path)
+                except UserError as error:
+                    refused = error
             try:
-                self.context.together(partial(self._check_own_share, Path(found)))
-                return Path(found)
+                self.context.agree(damage.result())
             except UserError as error:
                 if ckpt_dir != "auto":
                     raise
                 logger.warning("passed over %s: %s", found, error.problems[0].rule)
                 damaged.add(found)
+                continue
+            self.context.agree(refused)
+            assert put is not None
+            put()
+            return path
 
     def steps(self) -> list[Path]:
         """The step folders under `output_dir`, oldest first, complete or not."""
-        return _steps(self.output_dir)
+        return steps_in(self.output_dir)
 
     def _find(self, ckpt_dir: str | None, damaged: set[str]) -> str | None:
         if ckpt_dir is None:
@@ -97,7 +130,7 @@ class CheckpointManager:
             return self._newest(damaged)
         path = Path(ckpt_dir)
         if (why := missing(path)) is not None:
-            inside = [step.name for step in _steps(path)] if path.is_dir() else []
+            inside = [step.name for step in steps_in(path)] if path.is_dir() else []
             fix = f"it holds {', '.join(inside)}: name one of them" if inside else "give a step_N folder, or auto"
             raise UserError(Problem(KEY, ckpt_dir, f"{why} (looked in {path.absolute()})", fix))
         return str(path)
@@ -111,45 +144,86 @@ class CheckpointManager:
             logger.warning("passed over %s: %s", path, why)
         return None
 
-    def _check_own_share(self, path: Path) -> None:
+    def _damage(self, path: Path) -> UserError | None:
         """Compares checksums of every so many files, so that all ranks together read each file once."""
         topology = self.context.topology
         try:
             names = sorted(read_manifest(path).files)
         except Damaged as error:
-            raise UserError(Problem(KEY, str(path), str(error))) from None
+            return UserError(Problem(KEY, str(path), str(error)))
         faults = verify(path, names[topology.device_rank :: topology.world_size])
-        if faults:
-            raise UserError(*(Problem(KEY, str(path), f"the checkpoint is damaged: {fault}") for fault in faults))
+        if not faults:
+            return None
+        return UserError(*(Problem(KEY, str(path), f"the checkpoint is damaged: {fault}") for fault in faults))
 
-    def _reported(self, work: Callable[[], T]) -> Callable[[], T]:
-        """`work`, such that a failure to write travels to the other ranks."""
+    def _save(self, context: ParallelContext, step: int, snapshot: Snapshot, blocked_s: float) -> None:
+        """The thread of a save; `context` is its own."""
+        began = time.perf_counter()
+        try:
+            path = write_checkpoint(context, self.output_dir, step, snapshot)
+        except (UserError, RuntimeError) as error:  # the latter: another rank is gone
+            self.failed.append(step)
+            reasons = "; ".join(each.rule for each in error.problems) if isinstance(error, UserError) else str(error)
+            logger.error("step %d was NOT saved: %s; earlier checkpoints stand", step, reasons)
+            return
+        seconds = time.perf_counter() - began
+        logger.info("saved %s (in %.2f s, of which training stood still for %.2f s)", path, seconds, blocked_s)
+        if context.is_main:
+            self._delete_old()
 
-        def reported() -> T:
+    def _delete_old(self) -> None:
+        """Deletes what need not be kept, now that a newer checkpoint is complete."""
+        whole = [path for path in self.steps() if (path / MANIFEST).is_file()]
+        for path in self._retention.superfluous(whole):
+            try:
+                delete(path)
+            except OSError as error:
+                logger.warning("%s is no longer needed but cannot be deleted: %s", path, error)
+
+
+def write_checkpoint(context: ParallelContext, output_dir: Path, step: int, snapshot: Snapshot) -> Path:
+    """Writes the checkpoint of `step`; every rank must call it, and all return when it is complete. Its folder.
+
+    Raises:
+        UserError: on all ranks, if one of them cannot write; nothing is left.
+    """
+    final, aside = output_dir / f"step_{step:08d}", output_dir / f".step_{step:08d}.tmp"
+    rank, num_ranks = context.topology.device_rank, context.topology.world_size
+
+    def told(work: Callable[[], T]) -> Callable[[], T]:
+        """`work`, such that a failure, of whatever kind, travels to the other ranks: they must not wait."""
+
+        def telling() -> T:
             try:
                 return work()
-            except OSError as error:
-                rule = f"rank {self.context.topology.device_rank} cannot write a checkpoint: {error}"
-                raise UserError(Problem(_OUTPUT_KEY, str(self.output_dir), rule)) from error
+            except Exception as error:
+                kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+                rule = f"rank {rank} cannot write a checkpoint: {kind}{error}"
+                raise UserError(Problem(_OUTPUT_KEY, str(output_dir), rule)) from error
 
-        return reported
+        return telling
 
-
-def _steps(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if _STEP.match(path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    try:
+        context.rank0_first("make the checkpoint's folder", told(lambda: _make_empty(aside)))
+        context.together(told(lambda: write_own(aside, rank, snapshot)))
+        context.rank0_first("complete the checkpoint", told(lambda: _complete(aside, final, num_ranks, snapshot)))
+    except UserError:
+        if context.is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return final
 
 
 def _make_empty(folder: Path) -> None:
     """A new folder; what a save left that was killed goes, as does its like of other steps."""
-    for left in folder.parent.glob(".step_*.tmp"):
+    for left in (*folder.parent.glob(".step_*.tmp"), *folder.parent.glob(".step_*.deleted")):
         shutil.rmtree(left)
     folder.mkdir(parents=True)
 
 
-def _complete(aside: Path, final: Path, num_ranks: int, state: TrainingState) -> None:
+def _complete(aside: Path, final: Path, num_ranks: int, snapshot: Snapshot) -> None:
     """Rank 0's part: manifest, and the rename that makes the checkpoint exist."""
-    write_manifest(aside, num_ranks, state)
+    write_manifest(aside, num_ranks, snapshot)
     sync(aside)
     if final.exists():  # not complete: a complete one of this step was moved aside at the start
         shutil.rmtree(final)

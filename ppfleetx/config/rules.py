@@ -168,6 +168,13 @@ def _saves(sections: Sections, derived: Derived) -> Iterator[Problem]:
         yield Problem("Engine.save_load.save_epoch", 0, "it must be at least 1 (-1 means 1)")
     if sections.Engine.save_load.save_steps == 0:
         yield Problem("Engine.save_load.save_steps", 0, "it must be at least 1; null or -1 saves only at the end")
+    section = sections.Engine.save_load
+    if section.keep_every is not None and section.keep_last is None:
+        rule = "it exempts checkpoints from deletion, and without keep_last none is deleted"
+        yield Problem("Engine.save_load.keep_every", section.keep_every, rule, "-o Engine.save_load.keep_last=2")
+    if section.weights_only and section.ckpt_dir in (None, "auto"):
+        rule = "it starts a new run from the weights of a checkpoint that ckpt_dir names; auto goes on with a run"
+        yield Problem("Engine.save_load.weights_only", True, rule, "-o Engine.save_load.ckpt_dir=…/step_N")
 
 
 def _profiler(sections: Sections, derived: Derived) -> Iterator[Problem]:

@@ -62,6 +62,12 @@ class SaveLoadConfig:
     save_epoch: int = key(1, "epochs between checkpoints when run_mode is epoch; -1: 1", unit="epochs", at_least=-1)
     output_dir: str = key("./output", "folder of everything that the run writes")
     ckpt_dir: str | None = key(None, "checkpoint to resume from: a step_N folder, or auto for the newest complete one")
+    async_save: bool = key(True, "write checkpoints while training goes on; it stands still only for the copy to host memory")
+    keep_last: int | None = key(None, "newest checkpoints that stay; null: all", at_least=1)
+    keep_every: int | None = key(None, "with keep_last: checkpoints of steps that this divides stay too", unit="updates", at_least=1)
+    stop_after_s: float | None = key(None, "the run saves and ends after so long; null: no limit", unit="seconds", at_least=0)
+    strict: bool = key(True, "the checkpoint must hold the model's parameters and no others; false: those that it lacks stay as they are")
+    weights_only: bool = key(False, "take only the weights of ckpt_dir and start a new run from them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What ranks tell each other over the store: an error that one of them sees, the end of a long job, the farewell."""
+"""What ranks tell each other over the store: an error that one of them sees, the end of a long job, a notice, the farewell."""
 
 from __future__ import annotations
 
@@ -17,11 +17,25 @@ MEETING_TIMEOUT_S = 1800.0
 
 
 class Meetings:
-    """Meetings of all ranks of the job. Each is numbered, so all ranks must hold the same ones in the same order."""
+    """Meetings of all ranks of the job. Each is numbered, so all ranks must hold the same ones in the same order.
 
-    def __init__(self, store: JobStore):
+    Args:
+        store: the job's.
+        name: tells these meetings from others over the same store.
+    """
+
+    def __init__(self, store: JobStore, name: str = ""):
         self._store = store
+        self._name = name
         self._held: Counter[str] = Counter()
+
+    def beside(self, name: str) -> Meetings:
+        """Other meetings of the same ranks, which another thread may hold meanwhile; every rank calls it."""
+        return Meetings(self._store.another(), f"{self._next(name)}/")
+
+    def notice(self, name: str) -> Notice:
+        """A new notice board entry; every rank calls it."""
+        return Notice(self._store, self._next(name))
 
     def agree(self, problem: UserError | None, timeout_s: float = MEETING_TIMEOUT_S) -> None:
         """Return on all ranks if none has a problem; else raise the lowest such rank's UserError on all.
@@ -79,7 +93,33 @@ class Meetings:
 
     def _next(self, kind: str) -> str:
         self._held[kind] += 1
-        return f"{kind}/{self._held[kind]}"
+        return f"{self._name}{kind}/{self._held[kind]}"
+
+
+class Notice:
+    """A text that any rank may post and every rank may look for, without waiting for anybody. Posted more than once, the
+    last text stands.
+
+    Args:
+        store: where it is posted; None: one process, which keeps it itself.
+        key: its place there.
+    """
+
+    def __init__(self, store: JobStore | None, key: str = ""):
+        self._store, self._key = store, key
+        self._text: str | None = None
+
+    def post(self, text: str) -> None:
+        """Make `text` visible to all."""
+        self._text = text
+        if self._store is not None:
+            self._store.put(self._key, text)
+
+    def read(self) -> str | None:
+        """What was posted, by whomever; None so far. One request."""
+        if self._store is not None and self._store.count(f"{self._key}/there", 0):
+            self._text = self._store.take(self._key, None, "a notice")
+        return self._text
 
 
 class _Printed:

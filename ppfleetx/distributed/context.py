@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.distributed.agreement import MEETING_TIMEOUT_S, Meetings
+from ppfleetx.distributed.agreement import MEETING_TIMEOUT_S, Meetings, Notice
 from ppfleetx.distributed.device import check_device, set_device
 from ppfleetx.distributed.store import START_TIMEOUT_S, open_job_store
 from ppfleetx.distributed.topology import AXES, Topology
@@ -135,6 +135,15 @@ class ParallelContext:
         through here: otherwise the others die in their next collective. If `work` fails, all ranks raise.
         """
         return work() if self._meetings is None else self._meetings.rank0_first(name, work)
+
+    def beside(self, name: str) -> ParallelContext:
+        """The same ranks for another thread, whose meetings do not disturb this one's. Every rank calls it."""
+        meetings = None if self._meetings is None else self._meetings.beside(name)
+        return ParallelContext(self.topology, self.device, self._groups, meetings)
+
+    def notice(self, name: str) -> Notice:
+        """A text that any rank may post and all may look for. Every rank calls it."""
+        return Notice(None) if self._meetings is None else self._meetings.notice(name)
 
     def close(self) -> None:
         """Say farewell, at the end of a run that went well; every rank calls it. Rank 0 returns last, so that nobody

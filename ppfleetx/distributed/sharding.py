@@ -24,7 +24,7 @@ from paddle import nn
 from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
 from ppfleetx.distributed.sharding_unit import Unit, UnitOptions, view
-from ppfleetx.distributed.trainable import Piece, is_first_copy, sum_of_squares
+from ppfleetx.distributed.trainable import Piece, is_first_copy, shared_pieces, sum_of_squares
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -125,21 +125,11 @@ class ShardedParameters:
             unit.expire()
 
     def pieces(self) -> list[Piece]:
-        """One for each parameter that overlaps this rank's cuts; the same piece lies on the other ranks of dp and sep, and on
-        those of mp if it is not cut over them."""
-        topology = self._context.topology
-        mp = topology.mp_info
-        first_replica = all(topology.coordinate[axis] == 0 for axis in ("dp", "sep"))
-        return [
-            Piece(
-                part.spec.name,
-                part,
-                part.spec.box(mp.rank, mp.size),
-                part.flat,
-                first_replica and is_first_copy(self._context, part.spec),
-            )
-            for part in self._slices
-        ]
+        """One for each parameter that overlaps this rank's cuts; the ranks along dp and sep, which hold the same ones, share
+        the writing."""
+        mp = self._context.topology.mp_info
+        runs = [(part, part.spec.box(mp.rank, mp.size), part.flat) for part in self._slices]
+        return shared_pieces(self._context, runs, ("dp", "sep"))
 
     # ---- the model's side
 

@@ -48,8 +48,13 @@ class JobStore:
         job = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "")
         self._prefix = f"ppfleetx/{hashlib.sha256(job.encode()).hexdigest()[:12]}/"
 
+    def another(self) -> JobStore:
+        """The same store over a connection of its own: one connection serves one thread."""
+        host, port = master_address()
+        return JobStore(tcp_store(host, port, is_master=False), self.rank, self.world_size)
+
     def put(self, key: str, text: str) -> None:
-        """Publish `text` under `key`, once."""
+        """Publish `text` under `key`."""
         self._ask(self.transport.set, key, text)
         self.count(f"{key}/there")  # a separate counter, because only a counter can be asked without blocking
 

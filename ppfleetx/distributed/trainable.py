@@ -30,14 +30,14 @@ class Piece(NamedTuple):
         tensor: what the optimizer updates.
         box: (start, stop) of each dim of the global tensor.
         flat: (start, stop) within the box in row-major order, for a tensor that holds only that run of it; None: all.
-        is_first: no rank of lower number holds the same piece, so this one writes it to a checkpoint.
+        is_mine: of the ranks that hold the same piece, this one writes it to a checkpoint.
     """
 
     name: str
     tensor: paddle.Tensor
     box: Box
     flat: tuple[int, int] | None
-    is_first: bool
+    is_mine: bool
 
 
 class Trainable(Protocol):
@@ -125,25 +125,34 @@ class WholeParameters:
         """Nothing: the model holds the parameters themselves."""
 
     def pieces(self) -> list[Piece]:
-        """Each parameter's box; the first of the ranks that hold the same box is the first data rank, and for what mp does
-        not cut the first tensor rank of it."""
-        topology = self._context.topology
-        mp = topology.mp_info
-        first_data = all(topology.coordinate[axis] == 0 for axis in ("dp", "sharding", "sep"))
-        return [
-            Piece(
-                name,
-                parameter,
-                parameter.spec.box(mp.rank, mp.size),
-                None,
-                first_data and is_first_copy(self._context, parameter.spec),
-            )
-            for name, parameter in self.named.items()
-        ]
+        """Each parameter's box; the data ranks, which hold the same ones, share the writing."""
+        mp = self._context.topology.mp_info
+        boxes = [(parameter, parameter.spec.box(mp.rank, mp.size), None) for parameter in self._parameters]
+        return shared_pieces(self._context, boxes, ("dp", "sharding", "sep"))
 
     def _sum(self, parameters: Sequence[paddle.Tensor], group: Group | None) -> None:
         if group is not None:
             average_gradients(parameters, group, scale=1.0, reduce_dtype=self._reduce_dtype)
+
+
+def shared_pieces(
+    context: ParallelContext,
+    held: Sequence[tuple[paddle.Tensor, Box, tuple[int, int] | None]],
+    replica_axes: Sequence[str],
+) -> list[Piece]:
+    """Pieces of (tensor, box, flat). The ranks along `replica_axes` hold the same ones and each writes about the same amount:
+    the next piece goes to who has least so far. No communication: all of them come to the same answer."""
+    replicas = context.topology.group_of(*replica_axes)
+    loads = [0] * replicas.size
+    pieces = []
+    for tensor, box, flat in held:
+        is_mine = False
+        if is_first_copy(context, tensor.spec):
+            writer = loads.index(min(loads))
+            loads[writer] += tensor.size
+            is_mine = writer == replicas.rank
+        pieces.append(Piece(tensor.spec.name, tensor, box, flat, is_mine))
+    return pieces
 
 
 def is_first_copy(context: ParallelContext, spec: ParameterSpec) -> bool:

@@ -43,12 +43,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     return options
 
 
-def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: Callable[[Config], None]) -> int:
+def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: Callable[[Config], int]) -> int:
     """Loads the configuration and does `work` with it, or only shows it; returns the exit code.
 
     Args:
         summary: one line about a configuration, for --dry-run.
-        work: the run. Its failures are recorded and explained (`ppfleetx.engine.failures`).
+        work: the run; gives its exit code. Its failures are recorded and explained (`ppfleetx.engine.failures`).
     """
     try:
         loaded = _load(arguments)

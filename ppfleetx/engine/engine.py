@@ -11,7 +11,8 @@ from pathlib import Path
 import paddle
 from paddle import nn
 
-from ppfleetx.checkpoint.manager import KEY, CheckpointManager, SaveError
+from ppfleetx.checkpoint.manager import KEY, CheckpointManager
+from ppfleetx.checkpoint.retention import Retention
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
@@ -19,13 +20,17 @@ from ppfleetx.distributed.trainable import Trainable
 from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.debug import Fault
-from ppfleetx.engine.failures import RunError
+from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
+from ppfleetx.engine.stop import StopRequests
 from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
 from ppfleetx.optim.schedules import Schedule, build_schedule
+
+#: seconds that a failing run waits for the save that is under way: other ranks may be gone
+FAILURE_GRACE_S = 20.0
 
 logger = logging.getLogger("ppfleetx")
 every_rank = logging.getLogger(ALL_RANKS_LOGGER)
@@ -56,28 +61,34 @@ class Engine:
         self.model, self.trainable, self.optimizer = model, trainable, optimizer
         self.train_step = TrainStep(config, context, model, trainable, optimizer)
         self.progress = Progress()
-        self.output_dir = Path(config.Engine.save_load.output_dir)
-        self.checkpoints = CheckpointManager(self.output_dir, context)
+        section = config.Engine.save_load
+        self.output_dir = Path(section.output_dir)
+        self.checkpoints = CheckpointManager(self.output_dir, context, Retention(section.keep_last, section.keep_every))
         self.resumed_from: Path | None = None
         self._saved_step: int | None = None
 
-    def restore(self) -> None:
-        """Resumes from `Engine.save_load.ckpt_dir` if it names a checkpoint.
+    def restore(self, data: RunData, weights_only: bool = False) -> None:
+        """Resumes from `Engine.save_load.ckpt_dir` if it names a checkpoint; every rank must call it.
+
+        Args:
+            data: what the run reads, for the ledger.
+            weights_only: no more than the weights is needed.
 
         Raises:
             UserError: there is no such checkpoint, or it does not fit.
         """
         wanted = self.config.Engine.save_load.ckpt_dir
-        path = self.checkpoints.find(wanted)
-        if path is None:
-            if wanted is not None:
-                logger.info("%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
-            return
-        self.context.together(lambda: resume.restore(self, path))
-        self.resumed_from, self._saved_step = path, self.progress.step
+        path = self.checkpoints.restore(wanted, lambda path: resume.read(self, data, path, weights_only))
+        if path is None and wanted is not None:
+            logger.info("%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
+        self.resumed_from = path
+        self._saved_step = self.progress.step if self.progress.step else None
 
-    def fit(self, data: RunData) -> None:
+    def fit(self, data: RunData) -> int:
         """Runs updates until the end of the run; logs, evaluates and saves on the way, and saves at the end.
+
+        Returns:
+            The run's exit code: 0, or one of `failures.EXIT_…` if it was asked to stop early or a save failed.
 
         Raises:
             RunError: the loss or the gradient is not finite, or float16 skipped too many updates in a row.
@@ -89,6 +100,20 @@ class Engine:
                 Problem("Engine.max_steps", data.num_updates, rule, "raise it, or name an earlier step_N folder")
             )
         self.context.rank0_first("settle output_dir", lambda: resume.settle_output_dir(self))
+        stop = StopRequests(self.context, self.output_dir, self.config.Engine.save_load.stop_after_s)
+        with stop.listening():
+            try:
+                reason = self._run(data, stop)
+                if self._saved_step != self.progress.step:
+                    self.save(data)
+                self.checkpoints.wait()
+            except BaseException:
+                self.checkpoints.wait(FAILURE_GRACE_S)  # a save under way may still be completed
+                raise
+        return self._ending(reason)
+
+    def _run(self, data: RunData, stop: StopRequests) -> str | None:
+        """The loop; why it stopped before the end, None if it did not."""
         schedule = build_schedule(self.config.Optimizer.lr, data.num_updates)
         self.model.train()
         batches = data.train_batches(self.progress.consumed_samples)
@@ -100,15 +125,26 @@ class Engine:
                     error.step = self.progress.step + 1  # type: ignore[attr-defined]  # for the failure's record
                     raise
                 log.after_update(result, batch.epoch)
+                if self.progress.step < data.num_updates and (reason := stop.after_update(self.progress.step)):
+                    return reason
                 if data.evaluates_after(self.progress):
                     with log.pause():
                         began = time.perf_counter()
                         log.after_evaluation(*self.evaluate(data), time.perf_counter() - began)
                 if data.saves_after(self.progress):
                     with log.pause():
-                        self.save()
-            if self._saved_step != self.progress.step:
-                self.save()
+                        self.save(data)
+        return None
+
+    def _ending(self, stopped: str | None) -> int:
+        """Says how the run ended, and gives its exit code."""
+        step, failed = self.progress.step, self.checkpoints.failed
+        if stopped is not None:
+            logger.info("stopped after step %d: %s; ckpt_dir=auto goes on from here", step, stopped)
+        if failed:
+            logger.error("saving failed at step %s: see above", ", ".join(map(str, failed)))
+            return EXIT_SAVE_FAILED
+        return EXIT_STOPPED if stopped is not None else 0
 
     def evaluate(self, data: RunData) -> tuple[float, int]:
         """(mean loss over the predicted tokens of the evaluation data, number of batches); every rank must call it."""
@@ -142,18 +178,13 @@ class Engine:
         record = EvalRecord(step=self.progress.step, loss=loss, batches=batches, avg_batch_cost_s=cost_s)
         logger.info("%s", record.line())
 
-    def save(self) -> None:
-        """Saves a checkpoint of the present step; every rank must call it.
-
-        Raises:
-            RunError: it could not be written; earlier checkpoints stand.
-        """
-        try:
-            path = self.checkpoints.save(self.progress.step, resume.capture(self))
-        except SaveError as error:
-            raise RunError(str(error)) from None
+    def save(self, data: RunData) -> None:
+        """Starts to save a checkpoint of the present step, and waits for its end without `async_save`; every rank must call
+        it. A failure is logged and shows in the exit code."""
+        self.checkpoints.save(self.progress.step, resume.capture(self, data))
         self._saved_step = self.progress.step
-        logger.info("saved %s", path)
+        if not self.config.Engine.save_load.async_save:
+            self.checkpoints.wait()
 
     def _update(self, batch: Batch, data: RunData, schedule: Schedule) -> StepResult:
         """One update, counted; `progress` moves only if it succeeds."""

@@ -26,6 +26,10 @@ logger = logging.getLogger("ppfleetx")
 _DETERMINISTIC = {"FLAGS_cudnn_deterministic": True, "FLAGS_embedding_deterministic": 1}
 #: exit code of a run that failed after its start
 EXIT_FAILURE = 1
+#: exit code of a run that went on to its end, or was stopped, while a checkpoint could not be saved
+EXIT_SAVE_FAILED = 74
+#: exit code of a run that was asked to stop before its end (see engine/stop.py), and saved
+EXIT_STOPPED = 75
 #: exit code of a run that Ctrl-C ended
 EXIT_INTERRUPTED = 130
 #: a rank that fails because another died waits this long for the other's record
@@ -36,11 +40,11 @@ class RunError(Exception):
     """A failure of the run that its message explains (a non-finite loss, say); shown without a traceback."""
 
 
-def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
+def guarded(loaded: Loaded, work: Callable[[Config], int]) -> int:
     """Does `work` with the configuration and turns what goes wrong into messages and an exit code.
 
-    0: done. 2: a user's mistake, shown without traceback. 130: interrupted. 1: anything else, recorded in
-    `error.rankN.json`.
+    What `work` returns: 0, done, or an EXIT_… of a run that went on. 2: a user's mistake, shown without traceback.
+    130: interrupted. 1: anything else, recorded in `error.rankN.json`.
     """
     config, rank, started = loaded.config, rank_of_launch(), time.time()
     folder = log_folder(config.Engine.save_load.output_dir)
@@ -51,7 +55,7 @@ def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
         _prepare(folder, rank)
         deterministic = config.Debug.deterministic and config.Global.device == "gpu"
         paddle.set_flags({**(_DETERMINISTIC if deterministic else {}), **config.Global.flags})
-        work(config)
+        return work(config)
     except UserError as error:
         return report(error)
     except KeyboardInterrupt:
@@ -60,7 +64,6 @@ def guarded(loaded: Loaded, work: Callable[[Config], None]) -> int:
     except Exception as error:
         record(error, folder, rank, step=getattr(error, "step", 0))
         return explain(error, folder, rank, started)
-    return 0
 
 
 def log_folder(output_dir: str) -> Path:

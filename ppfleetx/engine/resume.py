@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import paddle
 import yaml
 
@@ -19,21 +20,27 @@ from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
 from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
-from ppfleetx.checkpoint.writer import TrainingState
+from ppfleetx.checkpoint.snapshot import TrainingState, dtype_of, memory_of
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.distributed import seed_streams
 from ppfleetx.distributed.trainable import Piece
+from ppfleetx.engine.data import RunData
 from ppfleetx.engine.progress import Progress
 from ppfleetx.models.gpt.spec import parameters
-from ppfleetx.optim.optimizer import MASTER, load_optimizer_state, optimizer_state, slots_of
+from ppfleetx.optim.optimizer import MASTER, initial_slot, load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:
     from ppfleetx.engine.engine import Engine
 
+T = TypeVar("T")
+
+#: samples that the ledger's hash tells of
+NEXT_SAMPLES = 32
+
 logger = logging.getLogger("ppfleetx")
 
 
-def capture(engine: Engine) -> TrainingState:
+def capture(engine: Engine, data: RunData) -> TrainingState:
     """The state of this rank's run, as it stands between two updates; no communication."""
     return TrainingState(
         pieces=engine.trainable.pieces(),
@@ -43,6 +50,7 @@ def capture(engine: Engine) -> TrainingState:
         run={
             "layout": dict(engine.context.topology.degrees),
             "config": yaml.safe_load(engine.config.to_yaml()),
+            "next_samples": _next_samples(engine.progress, data),
             "versions": {
                 "ppfleetx": ppfleetx.__version__,
                 "paddle": paddle.__version__,
@@ -52,15 +60,39 @@ def capture(engine: Engine) -> TrainingState:
     )
 
 
-def restore(engine: Engine, path: Path) -> None:
-    """Puts back the checkpoint at `path`, whatever layout wrote it; every rank must call it. No communication.
+def read(engine: Engine, data: RunData, path: Path, weights_only: bool = False) -> Callable[[], None]:
+    """Reads the checkpoint at `path`, whatever layout wrote it, and returns what puts it in place; every rank must call both.
+
+    No communication. The run changes only in the second step.
+
+    Args:
+        data: what the run reads, for the ledger.
+        weights_only: no more than the weights is needed, whatever `Engine.save_load.weights_only` says.
 
     Raises:
-        UserError: the checkpoint does not fit the model; nothing was changed.
+        UserError: the checkpoint does not fit the model.
     """
-    saved = _open(engine.config, path)
-    _restore_tensors(engine, saved)
-    engine.trainable.after_load()
+    saved, section = _open(engine.config, path), engine.config.Engine.save_load
+    starts_anew = section.weights_only
+    if not (starts_anew or weights_only or saved.manifest.progress):
+        rule, fix = "it holds weights only, so no run can go on from it", "-o Engine.save_load.weights_only=true"
+        raise UserError(Problem(KEY, str(path), rule, fix))
+    slots = frozenset() if starts_anew or weights_only else _restorable(engine.config, saved)
+    optimizer = _checked(saved, lambda: read_optimizer(engine.config, engine.trainable.pieces(), saved, slots))
+
+    def put() -> None:
+        _checked(saved, lambda: read_weights(engine.trainable.pieces(), saved))
+        engine.trainable.after_load()
+        load_optimizer_state(engine.optimizer, engine.trainable.named, optimizer)
+        if not starts_anew and saved.manifest.progress:
+            _put_progress(engine, saved)
+        logger.info("%s", ledger(engine, saved, data, slots))
+
+    return put
+
+
+def _put_progress(engine: Engine, saved: Checkpoint) -> None:
+    """Counters, scaler and random streams."""
     progress = dict(saved.manifest.progress)
     engine.train_step.precision.load_state_dict(progress.pop("scaler"))
     engine.progress = Progress(**progress)
@@ -70,25 +102,76 @@ def restore(engine: Engine, path: Path) -> None:
     else:
         seed_streams(topology, _seed_after(seed, engine.progress.consumed_samples))
         engine.tracker.set_init_seed(seed)
-    logger.info("%s", ledger(engine, saved))
 
 
-def ledger(engine: Engine, saved: Checkpoint) -> str:
+def read_optimizer(
+    config: Config, pieces: Sequence[Piece], saved: Checkpoint, slots: Set[str]
+) -> dict[str, paddle.Tensor]:
+    """New tensors for what is stored of these slots, `<logical name>.<slot>`, and for the master weights of half-precision
+    pieces: between runs in half and in full precision the float32 values go on."""
+    found: dict[str, paddle.Tensor] = {}
+    for piece in pieces:
+        stored = saved.slots(piece.tensor.spec)
+        if not stored:  # with strict off: as in a new run
+            fresh = {f"{piece.name}.{slot}": initial_slot(config, slot, piece.tensor.shape) for slot in slots}
+            found |= fresh
+            continue
+        wanted = {slot: slot for slot in slots & stored}
+        if piece.tensor.dtype != paddle.float32:
+            wanted[MASTER] = MASTER if MASTER in stored else ""
+        for slot, source in wanted.items():
+            memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, source)
+            if slot == MASTER and memory.dtype != np.float32:
+                continue  # half-precision weights without masters: the first update makes them
+            shape = [1] if slot in SCALAR_SLOTS else piece.tensor.shape
+            found[f"{piece.name}.{slot}"] = _tensor(memory, shape)
+    return found
+
+
+def read_weights(pieces: Sequence[Piece], saved: Checkpoint) -> None:
+    """Fills the pieces, in place; from the stored weight if it has the piece's type, else from the master weight."""
+    for piece in pieces:
+        stored = saved.slots(piece.tensor.spec)
+        if not stored:
+            continue  # with strict off: it stays as it is
+        memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat)
+        if memory.dtype != dtype_of(piece.tensor) and MASTER in stored:
+            memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, MASTER)
+        if memory.dtype == dtype_of(piece.tensor) and piece.tensor.place.is_cpu_place():
+            memory_of(piece.tensor)[:] = memory
+        else:
+            value = paddle.to_tensor(memory.reshape(piece.tensor.shape))  # uint16 becomes bfloat16
+            piece.tensor.copy_(value.astype(piece.tensor.dtype), True)
+
+
+def _tensor(memory: np.ndarray, shape: Sequence[int]) -> paddle.Tensor:
+    """A new tensor on the run's device; uint16 becomes bfloat16."""
+    tensor = paddle.empty(shape, "bfloat16" if memory.dtype == np.uint16 else str(memory.dtype))
+    if tensor.place.is_cpu_place():
+        memory_of(tensor)[:] = memory  # straight from the file
+        return tensor
+    return paddle.to_tensor(memory.reshape(shape))
+
+
+def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) -> str:
     """The table of what was restored and from where, what was not, and what changed in the config since."""
-    progress, manifest = engine.progress, saved.manifest
-    before, now = manifest.run["config"], yaml.safe_load(engine.config.to_yaml())
-    files = len({entry.file for entry in manifest.entries})
-    layouts = f"{_layout(before, manifest.run['layout'])} → {_layout(now, engine.context.topology.degrees)}"
-    lines = [
-        f"resumed from {saved.path}",
-        f"  step               {progress.step}",
-        f"  consumed samples   {progress.consumed_samples}",
-        f"  weights            {len(saved.shapes())} tensors",
-        f"  optimizer          {_optimizer_line(engine.config, saved)}",
-        f"  shards             {files} file{'s' if files > 1 else ''}, layout {layouts}",
-        f"  random streams     {'to the bit' if _same_layout(engine, saved) else 'seeded anew: the layout is another one'}",
-    ]
-    for key, (old, new) in sorted(_differences(before, now).items()):
+    progress, run = engine.progress, saved.manifest.run
+    before, now = run.get("config"), yaml.safe_load(engine.config.to_yaml())
+    files = len({entry.file for entry in saved.manifest.entries})
+    there = _layout(before, run["layout"]) if before else "unknown"
+    anew = engine.config.Engine.save_load.weights_only
+    rows = {
+        "step": progress.step,
+        "consumed samples": progress.consumed_samples,
+        "next samples": _samples_line(_next_samples(progress, data), run.get("next_samples"), anew),
+        "weights": _weights_line(engine.config, saved),
+        "optimizer": "not restored" if anew else _optimizer_line(engine.config, saved, slots),
+        "shards": f"{files} file{'s' if files > 1 else ''}, layout {there} → {_layout(now, engine.context.topology.degrees)}",
+        "random streams": _streams_line(engine, saved, anew),
+    }
+    lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
+    lines += [f"  {name:<18} {value}" for name, value in rows.items()]
+    for key, (old, new) in sorted(_differences(before or now, now).items()):
         if not key.startswith(("_derived", KEY)):
             lines.append(f"  config changed     {key}: {old!r} → {new!r}")
     return "\n".join(lines)
@@ -97,15 +180,13 @@ def ledger(engine: Engine, saved: Checkpoint) -> str:
 def settle_output_dir(engine: Engine) -> None:
     """Makes `output_dir` this run's: what it does not continue is moved into `previous-N`, never written over.
 
-    A fresh start moves everything that an earlier run left; a resume keeps what it continues and moves the checkpoints of
-    later steps, which `auto` would otherwise take for its own.
+    A fresh start (also one from the weights of a checkpoint) moves everything that an earlier run left; a resume keeps what it
+    continues and moves the checkpoints of later steps, which `auto` would otherwise take for its own.
     """
     folder, resumed_from = engine.output_dir, engine.resumed_from
     folder.mkdir(parents=True, exist_ok=True)
     steps = engine.checkpoints.steps()
-    continues = resumed_from is not None and resumed_from.resolve().parent == folder.resolve()
-    if continues:
-        assert resumed_from is not None
+    if engine.progress.step and resumed_from is not None and resumed_from.resolve().parent == folder.resolve():
         stale = [step for step in steps if step.name > resumed_from.name]
     else:
         stale = [*steps, folder / "metrics.jsonl", folder / "visualdl", folder / "config.yaml"]
@@ -120,35 +201,41 @@ def _open(config: Config, path: Path) -> Checkpoint:
         saved = Checkpoint(path)
     except Damaged as error:
         raise UserError(Problem(KEY, str(path), str(error))) from None
-    specs = [spec for spec in parameters(config).values() if spec.tied_to is None]
-    wanted = {name: shape for spec in specs for name, shape in stored_shapes(spec).items()}
-    if (difference := _difference(saved.shapes(), wanted)) is not None:
+    if (difference := _difference(saved.shapes(), _wanted(config), config.Engine.save_load.strict)) is not None:
         raise UserError(Problem(KEY, str(path), difference))
     return saved
 
 
-def _difference(found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str | None:
-    """How the parameters in a checkpoint differ from the model's, by the first that does; None if they do not."""
+def _wanted(config: Config) -> dict[str, tuple[int, ...]]:
+    """The tensors that a checkpoint of this model holds: name to shape."""
+    specs = [spec for spec in parameters(config).values() if spec.tied_to is None]
+    return {name: shape for spec in specs for name, shape in stored_shapes(spec).items()}
+
+
+def _difference(
+    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], strict: bool = True
+) -> str | None:
+    """How the parameters in a checkpoint differ from the model's, by the first that does; None if they do not.
+
+    Without `strict` only shapes count, and having none in common.
+    """
     for name, shape in wanted.items():
-        if name not in found:
-            return f"it has no parameter {name}, which the model has with shape {list(shape)}"
-        if found[name] != shape:
+        if name in found and found[name] != shape:
             return f"{name} has shape {list(found[name])} in it and {list(shape)} in the model"
+        if name not in found and strict:
+            return f"it has no parameter {name}, which the model has with shape {list(shape)}"
+    if not strict:
+        return None if found.keys() & wanted.keys() else "it has none of the model's parameters"
     extra = min(found.keys() - wanted.keys(), default=None)
     return extra and f"it has the parameter {extra} with shape {list(found[extra])}, which the model lacks"
 
 
-def _restore_tensors(engine: Engine, saved: Checkpoint) -> None:
-    """Weights and optimizer states of this rank. UserError if the files cannot be read."""
-    wanted = {"", MASTER, *_restorable(engine.config, saved)}
-    optimizer: dict[str, paddle.Tensor] = {}
+def _checked(saved: Checkpoint, work: Callable[[], T]) -> T:
+    """`work`, whose failures to read become UserErrors."""
     try:
-        for piece in engine.trainable.pieces():
-            slots = _restore_weight(piece, _read(piece, saved, wanted))
-            optimizer |= {f"{piece.name}.{slot}": value for slot, value in slots.items()}
+        return work()
     except (Damaged, OSError) as error:
         raise UserError(Problem(KEY, str(saved.path), f"the checkpoint is damaged: {error}")) from None
-    load_optimizer_state(engine.optimizer, engine.trainable.named, optimizer)
 
 
 def _restorable(config: Config, saved: Checkpoint) -> frozenset[str]:
@@ -157,36 +244,48 @@ def _restorable(config: Config, saved: Checkpoint) -> frozenset[str]:
     return needed if needed <= saved.all_slots() else frozenset()
 
 
-def _optimizer_line(config: Config, saved: Checkpoint) -> str:
-    """What was restored of the optimizer, for the ledger."""
-    needed, restored = slots_of(config.Optimizer.name), _restorable(config, saved)
+def _weights_line(config: Config, saved: Checkpoint) -> str:
+    """How many tensors were restored; with strict off, which ones were not."""
+    found, wanted = saved.shapes().keys(), _wanted(config).keys()
+    line = f"{len(found & wanted)} tensors"
+    if missing := sorted(wanted - found):
+        line += f"; {len(missing)} as initialised, {missing[0]} first"
+    if extra := sorted(found - wanted):
+        line += f"; {len(extra)} not used, {extra[0]} first"
+    return line
+
+
+def _optimizer_line(config: Config, saved: Checkpoint, restored: Set[str]) -> str:
+    """What was restored of the optimizer."""
+    needed = slots_of(config.Optimizer.name)
     if not needed:
         return f"nothing to restore: {config.Optimizer.name} keeps nothing"
+    if lacks := sorted(needed - saved.all_slots()):
+        return f"not restored: {config.Optimizer.name} starts anew, the checkpoint lacks {', '.join(lacks)}"
     if not restored:
-        lacks = ", ".join(sorted(needed - saved.all_slots()))
-        return f"not restored: {config.Optimizer.name} starts anew, the checkpoint lacks {lacks}"
+        return "not restored: only weights were wanted"
     return f"{len({entry.key for entry in saved.manifest.entries if entry.slot in restored})} tensors"
 
 
-def _read(piece: Piece, saved: Checkpoint, wanted: Set[str]) -> dict[str, paddle.Tensor]:
-    """What is stored for a piece, by slot; "" is the weight."""
-    values = {}
-    for slot in wanted & saved.slots(piece.tensor.spec):
-        memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, slot)
-        shape = [1] if slot in SCALAR_SLOTS else piece.tensor.shape
-        values[slot] = paddle.to_tensor(memory.reshape(shape))  # uint16 becomes bfloat16
-    return values
+def _streams_line(engine: Engine, saved: Checkpoint, anew: bool) -> str:
+    """What became of the random streams."""
+    if anew or not saved.manifest.progress:
+        return "as for a new run"
+    return "to the bit" if _same_layout(engine, saved) else "seeded anew: the layout is another one"
 
 
-def _restore_weight(piece: Piece, slots: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Sets a piece's weight, in place; returns what is left for the optimizer. Between runs in half and in full precision the
-    float32 values go on: a master weight becomes the weight, or the weight the master."""
-    weight, dtype = slots.pop(""), piece.tensor.dtype
-    exact = slots.pop(MASTER, weight)
-    piece.tensor.copy_(weight if weight.dtype == dtype else exact.astype(dtype), True)
-    if exact.dtype == paddle.float32 and dtype != paddle.float32:
-        slots[MASTER] = exact
-    return slots
+def _samples_line(now: str, before: str | None, anew: bool) -> str:
+    """The hash of the next samples, and whether it is the one that was saved."""
+    if anew or before is None:
+        return now
+    return f"{now}, as saved" if now == before else f"{now}, saved {before}: the data or their order changed"
+
+
+def _next_samples(progress: Progress, data: RunData) -> str:
+    """A hash of which samples of the corpus come next: epoch and place of the following few."""
+    first = progress.consumed_samples
+    places = [data.train.place_of(index) for index in range(first, first + NEXT_SAMPLES)]
+    return hashlib.sha256(repr(places).encode()).hexdigest()[:12]
 
 
 def _same_layout(engine: Engine, saved: Checkpoint) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import paddle
 
@@ -24,6 +24,13 @@ def slots_of(name: str) -> frozenset[str]:
     if name == "SGD":
         return frozenset()
     return frozenset({"velocity"} if name == "Momentum" else {"moment1", "moment2", "beta1_pow", "beta2_pow"})
+
+
+def initial_slot(config: Config, slot: str, shape: Sequence[int]) -> paddle.Tensor:
+    """What the optimizer of the config begins with: 0, and for the powers of Adam's betas the betas themselves, [1]."""
+    if slot in ("beta1_pow", "beta2_pow"):
+        return paddle.full([1], getattr(config.derived, slot.removesuffix("_pow")), "float32")
+    return paddle.zeros(shape, "float32")
 
 
 def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> paddle.optimizer.Optimizer:
@@ -81,7 +88,10 @@ def optimizer_state(
 def load_optimizer_state(
     optimizer: paddle.optimizer.Optimizer, parameters: Mapping[str, paddle.Tensor], named: Mapping[str, paddle.Tensor]
 ) -> None:
-    """Puts back what `optimizer_state` gave; accumulators that do not exist yet are filled when the first update makes them."""
+    """Puts back what `optimizer_state` gave; accumulators that do not exist yet are filled when the first update makes them.
+
+    Nothing, or all slots of all parameters: Paddle does not take less.
+    """
     state: dict[str, object] = {}
     masters = {}
     for logical, parameter in parameters.items():

@@ -80,7 +80,7 @@ def run(overrides: Sequence[str]) -> dict[str, Any]:
         "updated": sum(tensor.size for tensor in trainable.named.values()),
         "optimizer": sum(tensor.size for tensor in state.values()),
     }
-    seen["pieces"] = [(p.name, p.box, p.flat, p.is_first, p.tensor.numpy()) for p in trainable.pieces()]
+    seen["pieces"] = [(p.name, p.box, p.flat, p.is_mine, p.tensor.numpy()) for p in trainable.pieces()]
     return seen
 
 

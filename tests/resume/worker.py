@@ -17,8 +17,9 @@ fit = Engine.fit
 def save_and_fit(engine, data):
     """In place of `Engine.fit`."""
     if engine.resumed_from is not None:
-        engine.save()
-    fit(engine, data)
+        engine.save(data)
+        engine.checkpoints.wait()
+    return fit(engine, data)
 
 
 if __name__ == "__main__":

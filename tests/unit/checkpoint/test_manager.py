@@ -12,19 +12,19 @@ import paddle
 import pytest
 
 from ppfleetx.checkpoint import manager as manager_module
-from ppfleetx.checkpoint.manager import CheckpointManager, SaveError
+from ppfleetx.checkpoint.manager import CheckpointManager
 from ppfleetx.checkpoint.manifest import MANIFEST, missing, verify
 from ppfleetx.checkpoint.reader import Checkpoint
-from ppfleetx.checkpoint.writer import TrainingState
+from ppfleetx.checkpoint.retention import Retention
+from ppfleetx.checkpoint.snapshot import TrainingState
 from ppfleetx.config import UserError
 from ppfleetx.distributed import ParallelContext, Topology
 from ppfleetx.distributed.agreement import Meetings
 from ppfleetx.distributed.store import JobStore
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.layers.spec import ParameterSpec
+from tests.disk import Strike
 
-#: what a save does to the disk, in the module os
-CALLS = ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir")
 SHARD = "shard_00000.safetensors"
 
 
@@ -36,83 +36,119 @@ def state(value: float, rows: tuple[int, int] = (0, 6)) -> TrainingState:
     return TrainingState([piece], {"a.weight.moment1": tensor * 2}, {"global_seed": 1}, {"step": 1}, {"layout": {}})
 
 
+def save(manager, step, held):
+    """Saves and waits; the folder if it is there then."""
+    manager.save(step, held)
+    assert manager.wait()
+    path = manager.output_dir / f"step_{step:08d}"
+    return path if path.is_dir() else None
+
+
+def found(manager, ckpt_dir):
+    """The checkpoint that would be restored."""
+    return manager.restore(ckpt_dir, lambda path: lambda: None)
+
+
 @pytest.fixture
 def alone(tmp_path):
     return CheckpointManager(tmp_path, ParallelContext(Topology(0, 1), "cpu", {}, None))
 
 
-class Strike:
-    """Makes the `number`-th disk operation of a save raise, before it happens or after it (a write: half-way)."""
-
-    def __init__(self, monkeypatch, number: int, after: bool, error: BaseException):
-        self.count, self.number, self.after, self.error = 0, number, after, error
-        for name in CALLS:
-            monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
-
-    def _wrapped(self, name, call):
-        def wrapped(*args, **kwargs):
-            self.count += 1
-            if self.count != self.number:
-                return call(*args, **kwargs)
-            if self.after:
-                if name == "write":
-                    args = (args[0], args[1][: len(args[1]) // 2])
-                call(*args, **kwargs)
-            raise self.error
-
-        return wrapped
-
-
-class Killed(BaseException):
-    """Nothing may catch it: the process is gone."""
-
-
-def operations(alone, monkeypatch) -> int:
-    """How many disk operations a save makes."""
+def test_a_full_disk_at_any_point_is_reported_and_loses_nothing(alone, monkeypatch, caplog):
+    """The run goes on: a later save works."""
     with monkeypatch.context() as patch:
-        strike = Strike(patch, -1, False, Killed())
-        alone.save(9, state(9.0))
+        counting = Strike(patch)
+        save(alone, 9, state(9.0))
     shutil.rmtree(alone.output_dir / "step_00000009")
-    return strike.count
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_at_any_point_of_a_save_auto_finds_the_newest_whole_one(alone, monkeypatch, after):
-    total = operations(alone, monkeypatch)
-    assert total > 15
-    alone.save(1, state(1.0))
-    outcomes = []
-    for number in range(1, total + 1):
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            Strike(patch, number, after, Killed())
-            alone.save(2, state(2.0))
-        found = alone.find("auto")
-        outcomes.append(found.name)
-        expected = 1.0 if found.name == "step_00000001" else 2.0
-        assert verify(found) == []
-        assert np.all(Checkpoint(found).read_whole("a.weight") == expected)
-        shutil.rmtree(alone.output_dir / "step_00000002", ignore_errors=True)
-    assert outcomes == sorted(outcomes) and outcomes.count("step_00000002") < 5  # whole only from the rename on
-    alone.save(2, state(2.0))
-    assert sorted(path.name for path in alone.output_dir.iterdir()) == ["step_00000001", "step_00000002"]
-
-
-def test_a_full_disk_at_any_point_is_reported_and_loses_nothing(alone, monkeypatch):
-    total = operations(alone, monkeypatch)
-    alone.save(1, state(1.0))
-    for number in range(1, total - 4):  # the last ones come after the rename
-        with monkeypatch.context() as patch, pytest.raises(SaveError, match=r"rank 0 cannot write.*No space left"):
+    save(alone, 1, state(1.0))
+    numbers = range(1, counting.count - 1)  # the last one syncs the parent folder, after the rename
+    assert len(numbers) > 15
+    for number in numbers:
+        with monkeypatch.context() as patch:
             Strike(patch, number, True, OSError(errno.ENOSPC, "No space left on device"))
-            alone.save(2, state(2.0))
+            assert save(alone, 2, state(2.0)) is None or number == numbers[-1]
+        assert alone.failed == [2]
+        alone.failed.clear()
+        shutil.rmtree(alone.output_dir / "step_00000002", ignore_errors=True)
         assert [path.name for path in alone.output_dir.iterdir()] == ["step_00000001"]
-    assert verify(alone.find("auto")) == []
+    assert "step 2 was NOT saved: rank 0 cannot write a checkpoint: [Errno 28] No space left" in caplog.text
+    assert verify(found(alone, "auto")) == []
+    assert save(alone, 2, state(2.0)) and not alone.failed
+
+
+def test_a_save_writes_what_stood_when_it_began(alone, monkeypatch):
+    """Training goes on meanwhile and changes the tensors; a second save waits for the first."""
+    written, go_on = manager_module.write_own, threading.Event()
+
+    def slowly(*arguments):
+        assert go_on.wait(20)
+        written(*arguments)
+
+    monkeypatch.setattr(manager_module, "write_own", slowly)
+    held = state(1.0)
+    alone.save(1, held)
+    held.pieces[0].tensor.fill_(5.0)
+    held.optimizer["a.weight.moment1"].fill_(6.0)
+    assert not alone.wait(0.05) and not (alone.output_dir / "step_00000001").exists()
+    threading.Timer(0.2, go_on.set).start()
+    alone.save(2, held)
+    first = Checkpoint(alone.output_dir / "step_00000001")
+    assert np.all(first.read_whole("a.weight") == 1) and np.all(first.read_whole("a.weight", "moment1") == 2)
+    assert alone.wait() and np.all(Checkpoint(alone.output_dir / "step_00000002").read_whole("a.weight") == 5)
+
+
+class TestRetention:
+    def steps(self, manager):
+        return [int(path.name[5:]) for path in manager.steps()]
+
+    @pytest.mark.parametrize(("keep", "left"), [
+        ({}, [1, 2, 3, 4, 5, 6]),
+        ({"keep_last": 2}, [5, 6]),
+        ({"keep_last": 1, "keep_every": 3}, [3, 6]),
+        ({"keep_last": 2, "keep_every": 2}, [2, 4, 5, 6]),
+        ({"keep_last": 9}, [1, 2, 3, 4, 5, 6]),
+    ])  # fmt: skip
+    def test_c75_what_stays(self, alone, keep, left):
+        manager = CheckpointManager(alone.output_dir, alone.context, Retention(**keep))
+        for step in range(1, 7):
+            save(manager, step, state(float(step)))
+        assert self.steps(manager) == left
+        assert all(verify(path) == [] for path in manager.steps())
+
+    def test_c75_nothing_goes_before_the_new_one_is_complete(self, alone, monkeypatch):
+        manager = CheckpointManager(alone.output_dir, alone.context, Retention(keep_last=1))
+        save(manager, 1, state(1.0))
+        with monkeypatch.context() as patch:
+            patch.setattr(manager_module, "write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+            save(manager, 2, state(2.0))
+        assert self.steps(manager) == [1] and manager.failed == [2]
+        deleted = []
+        monkeypatch.setattr(manager_module, "delete", lambda path: deleted.append((path.name, self.steps(manager))))
+        save(manager, 3, state(3.0))
+        assert deleted == [("step_00000001", [1, 3])]
+
+    def test_an_incomplete_one_neither_counts_nor_goes(self, alone):
+        manager = CheckpointManager(alone.output_dir, alone.context, Retention(keep_last=2))
+        for step in (1, 2, 3):
+            save(manager, step, state(1.0))
+        (alone.output_dir / "step_00000003" / MANIFEST).unlink()
+        save(manager, 4, state(1.0))
+        assert self.steps(manager) == [2, 3, 4]
+
+    def test_one_that_cannot_be_deleted_is_said(self, alone, monkeypatch, caplog):
+        manager = CheckpointManager(alone.output_dir, alone.context, Retention(keep_last=1))
+        save(manager, 1, state(1.0))
+        monkeypatch.setattr(manager_module, "delete", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied")))
+        save(manager, 2, state(2.0))
+        assert "step_00000001 is no longer needed but cannot be deleted" in caplog.text and not manager.failed
 
 
 def test_what_killed_saves_left_is_removed_by_the_next(alone):
     (alone.output_dir / ".step_00000007.tmp").mkdir()
+    (alone.output_dir / ".step_00000006.deleted").mkdir()
     (alone.output_dir / "step_00000008").mkdir()
     (alone.output_dir / "step_00000008/rank_00000.json").write_text("{}")
-    alone.save(8, state(1.0))
+    save(alone, 8, state(1.0))
     assert [path.name for path in alone.output_dir.iterdir()] == ["step_00000008"]
     assert verify(alone.output_dir / "step_00000008") == []
 
@@ -122,13 +158,13 @@ class TestDamage:
 
     @pytest.fixture
     def folder(self, alone):
-        alone.save(1, state(1.0))
-        return alone.save(2, state(2.0))
+        save(alone, 1, state(1.0))
+        return save(alone, 2, state(2.0))
 
     def refused(self, alone, folder, *words):
-        assert alone.find("auto").name == "step_00000001"
+        assert found(alone, "auto").name == "step_00000001"
         with pytest.raises(UserError) as caught:
-            alone.find(str(folder))
+            found(alone, str(folder))
         assert all(word in str(caught.value) for word in (*words, str(folder)))
 
     def test_every_byte_counts(self, folder):
@@ -172,9 +208,29 @@ class TestDamage:
         self.refused(alone, folder, "ppfleetx-9", "this version reads")
 
 
-class _Transport:
+def test_damage_is_found_before_the_run_is_changed(alone, tmp_path):
+    """`read` may have been done, what it returned is not."""
+    save(alone, 1, state(1.0))
+    path = save(alone, 2, state(2.0))
+    (path / SHARD).write_bytes((path / SHARD).read_bytes()[:-1] + b"\xff")
+    calls = []
+
+    def read(folder):
+        calls.append(("read", folder.name))
+        return lambda: calls.append(("put", folder.name))
+
+    assert alone.restore("auto", read).name == "step_00000001"
+    assert calls == [("read", "step_00000002"), ("read", "step_00000001"), ("put", "step_00000001")]
+
+
+class _Store(JobStore):
     """The job's store for threads of one process."""
 
+    def another(self):
+        return self
+
+
+class _Transport:
     def __init__(self):
         self._values, self._lock = {}, threading.Lock()
 
@@ -195,8 +251,7 @@ def on_two_ranks(tmp_path, work):
     transport, results = _Transport(), [None, None]
 
     def run(rank):
-        meetings = Meetings(JobStore(transport, rank, 2))
-        context = ParallelContext(Topology(rank, 2), "cpu", {}, meetings)
+        context = ParallelContext(Topology(rank, 2), "cpu", {}, Meetings(_Store(transport, rank, 2)))
         try:
             results[rank] = work(CheckpointManager(tmp_path, context), rank)
         except Exception as error:
@@ -216,40 +271,41 @@ def half(rank: int) -> TrainingState:
 
 def test_two_ranks_write_one_checkpoint(tmp_path):
     final = tmp_path / "step_00000001"
-    assert on_two_ranks(tmp_path, lambda manager, rank: manager.save(1, half(rank))) == [final, final]
+    assert on_two_ranks(tmp_path, lambda manager, rank: save(manager, 1, half(rank))) == [final, final]
     assert np.array_equal(Checkpoint(final).read_whole("a.weight")[:, 0], [1, 1, 1, 2, 2, 2])
     assert np.array_equal(Checkpoint(final).read_whole("a.weight", "moment1")[:, 0], [2, 2, 2, 4, 4, 4])
-    assert on_two_ranks(tmp_path, lambda manager, _: manager.find("auto")) == [final, final]
+    assert on_two_ranks(tmp_path, lambda manager, _: found(manager, "auto")) == [final, final]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_cannot_write_lets_nobody_wait(tmp_path, monkeypatch, failing):
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")])
+def test_a_rank_that_cannot_write_lets_nobody_wait(tmp_path, monkeypatch, caplog, failing, error):
     write_own = manager_module.write_own
 
-    def strike(folder, rank, held):
-        if rank == failing and held.progress["step"] == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_own(folder, rank, held)
+    def strike(folder, rank, snapshot):
+        if rank == failing and snapshot.progress["step"] == 2:
+            raise error
+        write_own(folder, rank, snapshot)
 
     monkeypatch.setattr(manager_module, "write_own", strike)
 
     def work(manager, rank):
-        manager.save(1, half(rank))
+        save(manager, 1, half(rank))
         held = half(rank)
         held.progress["step"] = 2
-        return manager.save(2, held)
+        save(manager, 2, held)
+        return manager.failed
 
-    errors = on_two_ranks(tmp_path, work)
-    assert all(isinstance(error, SaveError) and f"rank {failing} cannot write" in str(error) for error in errors)
+    assert on_two_ranks(tmp_path, work) == [[2], [2]]
+    assert caplog.text.count(f"rank {failing} cannot write a checkpoint") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
     assert verify(tmp_path / "step_00000001") == []
 
 
 def test_damage_that_one_rank_reads_is_passed_over_by_all(tmp_path):
-    on_two_ranks(tmp_path, lambda manager, rank: [manager.save(step, half(rank)) for step in (1, 2)])
+    on_two_ranks(tmp_path, lambda manager, rank: [save(manager, step, half(rank)) for step in (1, 2)])
     path = tmp_path / "step_00000002/shard_00001.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    found = on_two_ranks(tmp_path, lambda manager, _: manager.find("auto"))
-    assert found == [tmp_path / "step_00000001"] * 2
-    errors = on_two_ranks(tmp_path, lambda manager, _: manager.find(str(path.parent)))
+    assert on_two_ranks(tmp_path, lambda manager, _: found(manager, "auto")) == [tmp_path / "step_00000001"] * 2
+    errors = on_two_ranks(tmp_path, lambda manager, _: found(manager, str(path.parent)))
     assert all(isinstance(error, UserError) and "shard_00001.safetensors was changed" in str(error) for error in errors)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ppfleetx.checkpoint.layout import PieceLayout
 from ppfleetx.checkpoint.manifest import MANIFEST, verify
 from ppfleetx.checkpoint.reader import Checkpoint
-from ppfleetx.checkpoint.writer import TrainingState, write_manifest, write_own
+from ppfleetx.checkpoint.snapshot import Snapshot, Snapshots, TrainingState
+from ppfleetx.checkpoint.writer import write_manifest, write_own
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.layers.spec import ParameterSpec
 from tests.unit.checkpoint.cuts import Cut, cut, memory_of
@@ -38,10 +39,10 @@ def save(folder: Path, held: Cut, values: np.ndarray) -> Checkpoint:
         tensor = tensor_of(memory_of(values, box, flat), held.spec)
         slots = {f"{held.spec.name}.moment1": tensor + 0.5, f"{held.spec.name}.beta1_pow": paddle.to_tensor([0.9])}
         states.append(TrainingState([Piece(held.spec.name, tensor, box, flat, True)], slots, {}, {"step": 3}, {}))
-    copy = replace(states[0], pieces=[states[0].pieces[0]._replace(is_first=False)])
+    copy = replace(states[0], pieces=[states[0].pieces[0]._replace(is_mine=False)])
     for rank, state in enumerate([*states, copy]):
-        write_own(folder, rank, state)
-    write_manifest(folder, len(states) + 1, states[0])
+        write_own(folder, rank, Snapshots().take(state))
+    write_manifest(folder, len(states) + 1, Snapshot([], {}, {"step": 3}, {}))
     return Checkpoint(folder)
 
 
@@ -129,8 +130,8 @@ def test_every_dtype_is_carried_bit_by_bit(tmp_path, dtype):
     spec = ParameterSpec(name="a.weight", shape=(3, 5))
     tensor = tensor_of(np.random.default_rng(0).normal(size=(3, 5)) * 100, spec, dtype)
     piece = Piece("a.weight", tensor, ((0, 3), (0, 5)), None, True)
-    write_own(tmp_path, 0, TrainingState([piece], {}, {}, {}))
-    write_manifest(tmp_path, 1, TrainingState([], {}, {}, {}))
+    write_own(tmp_path, 0, Snapshots().take(TrainingState([piece], {}, {}, {})))
+    write_manifest(tmp_path, 1, Snapshot([], {}, {}, {}))
     memory = Checkpoint(tmp_path).read_piece(spec, ((0, 3), (0, 5)), None)
     again = paddle.to_tensor(memory)
     assert again.dtype == tensor.dtype

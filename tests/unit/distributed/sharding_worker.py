@@ -212,7 +212,7 @@ def pieces_are_a_partition():
     sizes = {p.spec.name: p.size for p in model.parameters()}
     parameters = ShardedParameters(CONTEXT, list(model.pieces), stage(2))
     held: list[object] = []
-    dist.all_gather_object(held, [(p.name, p.flat, p.is_first, p.tensor.size) for p in parameters.pieces()])
+    dist.all_gather_object(held, [(p.name, p.flat, p.is_mine, p.tensor.size) for p in parameters.pieces()])
     everything = [piece for one in held for piece in one]
     assert all(first and flat[1] - flat[0] == size for _, flat, first, size in everything)
     for name, size in sizes.items():

@@ -1,0 +1,203 @@
+"""What saving and loading cost beside the plain writing and reading of the same bytes, and a resume late in a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ppfleetx.checkpoint.files import sync, write_text
+from ppfleetx.checkpoint.manager import CheckpointManager
+from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
+from ppfleetx.checkpoint.reader import Checkpoint
+from ppfleetx.checkpoint.retention import Retention
+from ppfleetx.checkpoint.snapshot import TrainingState, memory_of
+from ppfleetx.config import Config, load_config
+from ppfleetx.distributed import ParallelContext, Topology
+from ppfleetx.distributed.trainable import Piece
+from ppfleetx.engine.resume import read_optimizer, read_weights
+from ppfleetx.layers.spec import ParameterSpec
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TINY = _ROOT / "configs/debug/tiny_gpt.yaml"
+_PIECE_BYTES = 16 * 2**20
+_MATRICES, _WIDTH = 24, 1024
+_SLOTS = ("moment1", "moment2")
+#: where the resumed run stands
+LATE_STEP = 20_000
+
+
+def measure_checkpoint(folder: Path, rounds: int, megabytes: int) -> dict[str, Any]:
+    """Saves and loads a state of about `megabytes` MB, `rounds` times, each beside plain files; the result as JSON values.
+
+    Plain: the same bytes in pieces of 16 MiB, with one fsync; read cold, into new memory. Ours: host copy, files with
+    checksums, manifest, rename; loaded cold, checksums compared, weights into the model, moments into new memory.
+
+    Args:
+        folder: empty; on the disk that is measured.
+    """
+    config = load_config([str(_TINY)], [], 1).config
+    state = _state(megabytes * 10**6)
+    tensors = [*(piece.tensor for piece in state.pieces), *state.optimizer.values()]
+    context = ParallelContext(Topology(0, 1), "cpu", {}, None)
+    manager = CheckpointManager(folder / "run", context, Retention(keep_last=1))
+    _flush(lambda: _plain_save(folder / "plain", tensors))  # what is done the first time is not measured
+    figures: dict[str, list[float]] = {"first_block": [_save(manager, 1, state)[0]]}
+    for number in range(rounds):
+        seconds = {"copy": _copy(tensors), "plain_save": _flush(lambda: _plain_save(folder / "plain", tensors))}
+        seconds["block"], seconds["save"] = _save(manager, number + 2, state)
+        (path,) = manager.steps()
+        seconds["plain_load"] = _plain_load(folder / "plain")
+        seconds["load"] = _load(manager, path, state, config)
+        for name, value in seconds.items():
+            figures.setdefault(name, []).append(value)
+    shutil.rmtree(folder / "run")
+    (folder / "plain").unlink()
+    late_s = _late_resume(folder / "late")
+    return {"bytes": sum(tensor.size * 4 for tensor in tensors), "seconds": figures, "late_resume_s": late_s}
+
+
+def checkpoint_lines(result: dict[str, Any]) -> list[str]:
+    """The result for a reader."""
+    seconds = {name: median(values) for name, values in result["seconds"].items()}
+    rate = {name: result["bytes"] / 10**6 / value for name, value in seconds.items()}
+    rows = [
+        f"{what}: {', '.join(f'{value:.3f}' for value in result['seconds'][name])} s, median {rate[name]:.0f} MB/s"
+        for name, what in (
+            ("plain_save", "plain write"),
+            ("save", "save"),
+            ("plain_load", "plain read"),
+            ("load", "load"),
+        )
+    ]
+    return [
+        f"{result['bytes'] / 10**6:.0f} MB",
+        *rows,
+        f"copy in memory {seconds['copy']:.3f} s; a save stops training for {seconds['block']:.3f} s "
+        f"(the first one, into new memory, {seconds['first_block']:.3f} s)",
+        f"save = {rate['save'] / rate['plain_save']:.2f} of plain (budget at least 0.8); "
+        f"load = {rate['load'] / rate['plain_load']:.2f} (0.8); stop = {seconds['block'] / seconds['copy']:.2f} of a copy "
+        f"(at most 1.5); first update after a resume at step {LATE_STEP}: {result['late_resume_s']:.1f} s (10 s)",
+    ]
+
+
+def _state(num_bytes: int) -> TrainingState:
+    """Matrices with two moments each; float32."""
+    rows = num_bytes // (4 * _MATRICES * _WIDTH * (1 + len(_SLOTS)))
+    pieces: list[Piece] = []
+    optimizer: dict[str, paddle.Tensor] = {}
+    for number in range(_MATRICES):
+        name = f"blocks.{number}.weight"
+        weight = paddle.randn([rows, _WIDTH])
+        weight.spec = ParameterSpec(name=name, shape=(rows, _WIDTH))
+        pieces.append(Piece(name, weight, weight.spec.box(), None, True))
+        optimizer |= {f"{name}.{slot}": paddle.randn([rows, _WIDTH]) for slot in _SLOTS}
+    return TrainingState(pieces, optimizer, {}, {"step": 1})
+
+
+def _flush(work: Callable[[], None]) -> float:
+    """Seconds of `work`, begun with nothing waiting for the disk."""
+    os.sync()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _copy(tensors: list[paddle.Tensor]) -> float:
+    """Seconds of one copy in memory, into memory that is there."""
+    room = [np.zeros_like(memory_of(tensor)) for tensor in tensors]
+    for target in room:
+        target.fill(1)
+    began = time.perf_counter()
+    for tensor, target in zip(tensors, room, strict=True):
+        np.copyto(target, memory_of(tensor))
+    return time.perf_counter() - began
+
+
+def _plain_save(path: Path, tensors: list[paddle.Tensor]) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for tensor in tensors:
+            view = memoryview(memory_of(tensor)).cast("B")  # type: ignore[arg-type]
+            for start in range(0, len(view), _PIECE_BYTES):
+                file.write(view[start : start + _PIECE_BYTES])
+        os.fsync(file.fileno())
+
+
+def _plain_load(path: Path) -> float:
+    _make_cold([path])
+    began = time.perf_counter()
+    memory = memoryview(np.empty(path.stat().st_size, np.uint8))  # type: ignore[arg-type]
+    with open(path, "rb", buffering=0) as file:
+        done = 0
+        while count := file.readinto(memory[done : done + _PIECE_BYTES]):
+            done += count
+    return time.perf_counter() - began
+
+
+def _save(manager: CheckpointManager, step: int, state: TrainingState) -> tuple[float, float]:
+    """(seconds that training stands still, seconds of all of it)."""
+    os.sync()
+    began = time.perf_counter()
+    manager.save(step, state)
+    block = time.perf_counter() - began
+    manager.wait()
+    assert not manager.failed
+    return block, time.perf_counter() - began
+
+
+def _load(manager: CheckpointManager, path: Path, state: TrainingState, config: Config) -> float:
+    _make_cold(list(path.iterdir()))
+    for piece in state.pieces:
+        piece.tensor.zero_()
+    restored: dict[str, paddle.Tensor] = {}
+
+    def read(folder: Path) -> Callable[[], None]:
+        saved = Checkpoint(folder)
+        restored.update(read_optimizer(config, state.pieces, saved, frozenset(_SLOTS)))
+        return lambda: read_weights(state.pieces, saved)
+
+    began = time.perf_counter()
+    assert manager.restore(str(path), read) == path
+    seconds = time.perf_counter() - began
+    assert all(bool((restored[name] == value).all()) for name, value in state.optimizer.items())
+    return seconds
+
+
+def _make_cold(paths: list[Path]) -> None:
+    """Takes files out of the system's cache, after they are on the disk."""
+    for path in paths:
+        sync(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _late_resume(folder: Path) -> float:
+    """Seconds from the start of `tools/train.py` to its first log line, where it resumes at `LATE_STEP`."""
+    keys = ["Engine.visualdl=false", "Engine.eval_freq=0", f"Engine.save_load.output_dir={folder}"]
+    command = [sys.executable, str(_ROOT / "tools/train.py"), "-c", str(_TINY), "-o", *keys]
+    subprocess.run([*command, "Engine.max_steps=1"], cwd=_ROOT, check=True, capture_output=True)
+    path = (folder / "step_00000001").rename(folder / f"step_{LATE_STEP:08d}")
+    manifest = read_manifest(path)
+    samples = manifest.progress["consumed_samples"] * LATE_STEP
+    late = replace(manifest, progress={**manifest.progress, "step": LATE_STEP, "consumed_samples": samples})
+    write_text(path / MANIFEST, late.to_text())
+    resume = [*command, "Engine.save_load.ckpt_dir=auto", f"Engine.max_steps={LATE_STEP + 1}"]
+    began = time.perf_counter()
+    with subprocess.Popen(resume, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        line = next(line for line in run.stdout if "[train]" in line)
+        seconds = time.perf_counter() - began
+        assert f"batch: {LATE_STEP}," in line, line
+        run.stdout.read()
+    return seconds
