@@ -24,7 +24,7 @@ from paddle import nn
 from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
 from ppfleetx.distributed.sharding_unit import Unit, UnitOptions, view
-from ppfleetx.distributed.trainable import Piece, is_first_copy, sum_of_squares
+from ppfleetx.distributed.trainable import FLOAT32, Dtypes, Piece, is_first_copy, sum_of_squares
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -46,9 +46,11 @@ class ShardedParameters:
         pieces: the layers of the model (of this pipeline stage), in the order they run; no other layer has parameters.
         section: stage and overlap.
         sequence_parallel: parameters that tensor parallelism does not cut saw only a part of the sequence on each tensor rank.
-        reduce_dtype: type in which gradients are summed over the sharding group.
-        compute_dtype: type that the model computes in; the cuts are float32.
+        dtypes: of the model and its gradients; the cuts and their gradients are float32 always, so main gradients make a
+            difference at stage 1 alone.
     """
+
+    casts_model = True
 
     def __init__(
         self,
@@ -56,12 +58,11 @@ class ShardedParameters:
         pieces: Sequence[nn.Layer],
         section: ShardingConfig,
         sequence_parallel: bool = False,
-        reduce_dtype: str = "float32",
-        compute_dtype: str = "float32",
+        dtypes: Dtypes = FLOAT32,
     ):
         group = context.group("sharding")
         assert group is not None, "nothing to shard over"
-        self._context, self._sequence_parallel, self._reduce_dtype = context, sequence_parallel, reduce_dtype
+        self._context, self._sequence_parallel, self._dtypes = context, sequence_parallel, dtypes
         stage = section.sharding_stage
         assert stage < 3 or not (section.reduce_overlap or section.broadcast_overlap), "derive.py turns them off"
         self._frees, self._prefetches = stage == 3, section.broadcast_overlap
@@ -70,8 +71,7 @@ class ShardedParameters:
             reduces_each_backward=stage > 1 or section.reduce_overlap,
             overlaps_gather=section.broadcast_overlap,
             overlaps_reduce=section.reduce_overlap,
-            compute_dtype=compute_dtype,
-            reduce_dtype=reduce_dtype,
+            dtypes=dtypes,
         )
         tied_alone = context.tied_group is not None
         self._units = [Unit(parameters, group, options) for parameters in partition(pieces, tied_alone)]
@@ -96,10 +96,10 @@ class ShardedParameters:
         all_reduce_sum_(self._gradients, self._context.replica_group)
         if self._sequence_parallel:
             whole = [part for part in self._slices if part.spec.mp_dim is None]
-            average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._reduce_dtype)
+            average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._dtypes.reduce)
         tied = [part for part in self._slices if part.spec.at_both_ends]
         if self._context.tied_group is not None:
-            average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._reduce_dtype)
+            average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._dtypes.reduce)
 
     def norm(self) -> Tensor:
         """One all-reduce of a number over each of sharding, mp and pp."""

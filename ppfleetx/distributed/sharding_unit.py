@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from paddle.base.framework import EagerParamBase
+
+from ppfleetx.distributed.masters import Master
+from ppfleetx.distributed.trainable import FLOAT32, Dtypes
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -44,33 +46,29 @@ class UnitOptions:
         reduces_each_backward: gradients are reduced after every backward pass (stages 2 and 3), or once an update (stage 1).
         overlaps_gather: a gather runs beside the computation until its result is needed.
         overlaps_reduce: a reduction does.
-        compute_dtype: type of the model's parameters and of what is gathered.
-        reduce_dtype: type in which gradients are summed over the group.
+        dtypes: `compute` is that of what is gathered. Gradients that are reduced after each backward pass always add up in
+            float32, in the cut; others with main gradients do so in the flat buffer, else in the parameters' `.grad`.
     """
 
     frees: bool
     reduces_each_backward: bool
     overlaps_gather: bool = False
     overlaps_reduce: bool = False
-    compute_dtype: str = "float32"
-    reduce_dtype: str = "float32"
+    dtypes: Dtypes = FLOAT32
 
 
-class Slice(EagerParamBase):
+class Slice(Master):
     """The part of a parameter that lies in this rank's cut: float32 [length], a view of the cut; the optimizer updates it.
 
     Attributes:
-        spec: the parameter's logical description.
         number: its place in the unit.
         at: its start in the cut.
         flat: (start, stop) of it in the parameter, in row-major order.
     """
 
     def __init__(self, parameter: Tensor, number: int, at: int, flat: tuple[int, int]):
-        trainable = not parameter.stop_gradient
-        super().__init__(shape=[flat[1] - flat[0]], dtype="float32", name=parameter.name, trainable=trainable)
-        self.spec, self.number, self.at, self.flat = parameter.spec, number, at, flat
-        self.optimize_attr = parameter.optimize_attr
+        super().__init__(parameter, [flat[1] - flat[0]])
+        self.number, self.at, self.flat = number, at, flat
 
     def numpy(self) -> np.ndarray:
         """A copy of the slice: Paddle's own copies all of the buffer that a view lies in."""
@@ -116,7 +114,7 @@ class Unit:
     def attach(self, gradient: Tensor) -> None:
         """Names the place for the gradient of the cut, float32 [length], and listens for the parameters' gradients."""
         self._gradient = gradient
-        if not self._options.reduces_each_backward:
+        if not (self._options.reduces_each_backward or self._options.dtypes.main_gradients):
             return
         myself = weakref.ref(self)  # what a hook holds, Python's garbage collection cannot see
         for number in sorted(self._trained):
@@ -144,7 +142,7 @@ class Unit:
         if self.is_current or self._gathering is not None:
             return False
         if self._whole is None:
-            self._whole = paddle.empty([self.length * self._group.nranks], self._options.compute_dtype)
+            self._whole = paddle.empty([self.length * self._group.nranks], self._options.dtypes.compute)
         cut = self.cut.astype(self._whole.dtype) if self._whole.dtype != self.cut.dtype else self.cut
         self._gathering = _all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
         return True
@@ -176,9 +174,10 @@ class Unit:
     # ---- gradients
 
     def deliver(self, number: int) -> None:
-        """Moves the gradient of a parameter into the flat buffer; the last one sends it off and, at stage 3, frees."""
+        """Moves the gradient of a parameter into the flat buffer; at stages 2 and 3 the last one sends it off, and at stage 3
+        frees."""
         self._collect(number)
-        if self._filled == self._trained:
+        if self._options.reduces_each_backward and self._filled == self._trained:
             self._reduce()
             if self._options.frees:
                 self.free()
@@ -211,10 +210,12 @@ class Unit:
             return
         with paddle.no_grad():
             if self._flat is None:
-                self._flat = paddle.zeros([self.length * self._group.nranks], self._options.reduce_dtype)
+                dtypes = self._options.dtypes
+                dtype = "float32" if dtypes.main_gradients else dtypes.reduce
+                self._flat = paddle.zeros([self.length * self._group.nranks], dtype)
             place = view(self._flat, self._starts[number], self._shapes[number])
             value = gradient.astype(self._flat.dtype) if gradient.dtype != self._flat.dtype else gradient
-            if number in self._filled:  # an earlier backward pass left the unit incomplete
+            if number in self._filled:  # of an earlier backward pass
                 place.add_(value)
             else:
                 place.copy_(value, True)
@@ -226,9 +227,10 @@ class Unit:
         """One reduce-scatter of the flat buffer."""
         assert self._flat is not None and self._gradient is not None
         self._settle()
-        direct = not self._received and self._flat.dtype == self._gradient.dtype
-        out = self._gradient if direct else paddle.empty([self.length], self._flat.dtype)
-        self._reducing = _reduce_scatter(out, self._flat, self._group, self._options.overlaps_reduce)
+        flat = self._flat.astype(self._options.dtypes.reduce)
+        direct = not self._received and flat.dtype == self._gradient.dtype
+        out = self._gradient if direct else paddle.empty([self.length], flat.dtype)
+        self._reducing = _reduce_scatter(out, flat, self._group, self._options.overlaps_reduce)
         self._flat = None
         self._filled.clear()
         if not self._options.overlaps_reduce:

@@ -15,14 +15,11 @@ def check_supported(config: Config) -> None:
     Raises:
         UserError: with all such settings.
     """
-    layout, precision = config.Distributed, config.Engine.mix_precision
+    layout = config.Distributed
     problems = []
     if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_offload:
         key, rule = "Distributed.sharding.sharding_offload", "this version keeps optimizer states on the device"
         problems.append(Problem(key, True, rule, f"-o {key}=false"))
-    if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
-        key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
-        problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
     if problems:
         raise UserError(*problems)
     if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_stage == 3 and layout.pp_degree > 1:
