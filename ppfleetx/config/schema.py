@@ -243,7 +243,7 @@ class ShardingConfig:
 
     sharding_degree: int = key(1, "ranks that share one copy of the states", at_least=1)
     sharding_stage: int = key(2, "what is cut; has a meaning only when sharding_degree > 1", choices=(1, 2, 3))
-    sharding_offload: bool = key(False, "keep optimizer states in host memory (GPU)")
+    sharding_offload: bool = key(False, "keep optimizer states in host memory and update there, to save the device's")
     reduce_overlap: bool = key(False, "reduce gradients while the backward pass runs; not with stage 3 or offload")
     broadcast_overlap: bool = key(False, "fetch parameters while the forward pass runs; not with stage 3, offload or logging_freq 1")
     comm_overlap: bool = key(False, "old name, not read")

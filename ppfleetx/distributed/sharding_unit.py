@@ -10,6 +10,7 @@ Private names of Paddle, seen in 3.3.1 (Fleet's own sharding uses them too):
     Tensor._clear_data()                    lets go of the memory; the tensor stays known to autograd
     Tensor._copy_gradient_from(tensor)      `.grad` shares the memory of `tensor`; `.grad = tensor` copies without a word
     Tensor._register_backward_hook(f)       f runs when `.grad` is complete, once a backward pass even for a tied parameter
+    Tensor._copy_to(place, blocking)        a copy there
     Tensor._is_initialized()                False under LazyGuard and for a shell without memory
     paddle.base.framework.EagerParamBase    a Parameter without a layer
 """
@@ -46,6 +47,7 @@ class UnitOptions:
         reduces_each_backward: gradients are reduced after every backward pass (stages 2 and 3), or once an update (stage 1).
         overlaps_gather: a gather runs beside the computation until its result is needed.
         overlaps_reduce: a reduction does.
+        offloads: the cut lies in host memory.
         dtypes: `compute` is that of what is gathered. Gradients that are reduced after each backward pass always add up in
             float32, in the cut; others with main gradients do so in the flat buffer, else in the parameters' `.grad`.
     """
@@ -54,6 +56,7 @@ class UnitOptions:
     reduces_each_backward: bool
     overlaps_gather: bool = False
     overlaps_reduce: bool = False
+    offloads: bool = False
     dtypes: Dtypes = FLOAT32
 
 
@@ -96,7 +99,8 @@ class Unit:
         self._shapes = [list(parameter.shape) for parameter in parameters]
         self._starts, end = _lay_out([math.prod(shape) for shape in self._shapes])
         self.length = -(-end // (group.nranks * ALIGN)) * ALIGN
-        self.cut = paddle.zeros([self.length], "float32")
+        cut = paddle.zeros([self.length], "float32")
+        self.cut = cut.cpu() if options.offloads else cut
         self.slices: list[Slice] = []
         for number in range(len(self.parameters)):
             self._take_over(number)
@@ -143,7 +147,9 @@ class Unit:
             return False
         if self._whole is None:
             self._whole = paddle.empty([self.length * self._group.nranks], self._options.dtypes.compute)
-        cut = self.cut.astype(self._whole.dtype) if self._whole.dtype != self.cut.dtype else self.cut
+        cut = self.cut.astype(self._whole.dtype)
+        if self._options.offloads:
+            cut = cut._copy_to(self._whole.place, True)
         self._gathering = _all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
         return True
 
@@ -193,9 +199,13 @@ class Unit:
         self._settle()
         if not self._received:
             self._gradient.zero_()
+        self.show_gradient(self._gradient)
+
+    def show_gradient(self, gradient: Tensor) -> None:
+        """Makes views of `gradient`, float32 [length], the `.grad` of every slice whose parameter has had one."""
         for piece in self.slices:
             if piece.number in self._seen:
-                piece._copy_gradient_from(view(self._gradient, piece.at, piece.shape))
+                piece._copy_gradient_from(view(gradient, piece.at, piece.shape))
 
     def forget_gradients(self) -> None:
         """For the next update."""

@@ -7,6 +7,7 @@ description as `.spec` (`ppfleetx.layers.spec.ParameterSpec`), which says whethe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import paddle
@@ -59,7 +60,7 @@ FLOAT32 = Dtypes()
 
 
 class Trainable(Protocol):
-    """The interface. Every rank holds one and makes the same calls; once an update: reduce, norm, scale, after_update.
+    """The interface. Every rank holds one and makes the same calls; an update is reduce, norm, scale, updating, after_update.
 
     Attributes:
         named: what the optimizer updates, by logical name.
@@ -77,6 +78,9 @@ class Trainable(Protocol):
 
     def scale(self, factor: float) -> None:
         """Multiplies every gradient by `factor`, in place."""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """What the optimizer makes its step in, with gradients where it looks for them."""
 
     def after_update(self) -> None:
         """Makes the model compute with the updated values, and drops gradients."""
@@ -140,6 +144,10 @@ class WholeParameters:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.scale_(factor)
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Nothing: all is in place."""
+        return nullcontext()
 
     def after_update(self) -> None:
         """Local: drops gradients; the model holds the updated parameters themselves, or gets the masters' values."""

@@ -88,11 +88,13 @@ class TrainStep:
             scaler.unscale_(self.optimizer)
         if finite and 0 < self.clip_norm < norm:
             self.trainable.scale(self.clip_norm / norm)
-        self.optimizer.set_lr(learning_rate)
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)  # skips where unscale_ found an overflow
+        with self.trainable.updating():
+            self.optimizer.set_lr(learning_rate)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)  # skips where unscale_ found an overflow
+        if scaler is not None:
             scaler.update()
         self.trainable.after_update()
         return StepResult(loss, norm, finite)

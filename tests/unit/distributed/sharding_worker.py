@@ -132,7 +132,8 @@ def sharded(section, steps=4, evaluate=False, **options):
         parameters.reduce()
         norms.append(float(parameters.norm()))
         parameters.scale(min(1.0, CLIP / norms[-1]))
-        optimizer.step()
+        with parameters.updating():
+            optimizer.step()
         parameters.after_update()
         losses.append(evaluation(model))
     return losses, norms, parameters, model
@@ -244,6 +245,27 @@ def half_precision_has_float32_cuts():
         assert piece.dtype == paddle.float32
 
 
+def offload_works_on_copies():
+    """Here a tensor's copy on the host is the tensor itself; made a copy, it must not change a thing, nor go unused."""
+    plain = paddle.Tensor.cpu
+    copies = []
+
+    def cpu(tensor):
+        copies.append(tensor.clone())
+        return copies[-1]
+
+    for number in (1, 2, 3):
+        right = sharded(stage(number), frozen=True, unused=True)
+        paddle.Tensor.cpu = cpu
+        found = sharded(stage(number, sharding_offload=True), frozen=True, unused=True)
+        paddle.Tensor.cpu = plain
+        assert found[:2] == right[:2], (found[:2], right[:2])
+        units = len(found[2]._units)
+        assert len(copies) == units + 4, "each cut, and once an update the gradient of all"
+        assert [unit.cut.data_ptr() for unit in found[2]._units] == [copy.data_ptr() for copy in copies[:units]]
+        copies.clear()
+
+
 def main_gradients_at_stage_1():
     """Rank 0 gives 1, then 16 times 2⁻⁹, rank 1 gives 2⁻⁹ 17 times: 1 + 33 · 2⁻⁹. The parameter's own bfloat16 sum stays 1."""
     right = {True: 1 + 33 * 2.0**-9, False: 1 + 17 * 2.0**-9}
@@ -322,6 +344,7 @@ for scene in (
     pieces_are_a_partition,
     half_precision_has_float32_cuts,
     main_gradients_at_stage_1,
+    offload_works_on_copies,
     memory_falls,
 ):
     scene()

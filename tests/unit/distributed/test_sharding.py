@@ -17,6 +17,7 @@ SCENES = (
     "pieces_are_a_partition",
     "half_precision_has_float32_cuts",
     "main_gradients_at_stage_1",
+    "offload_works_on_copies",
     "memory_falls",
 )
 
