@@ -74,6 +74,16 @@ def offload_runs() -> dict[str, tuple[str, ...]]:
     return {f"offload-s{stage}": (*KINDS["adamw"], batch, *sharded(2, stage), offload) for stage in STAGES}
 
 
+#: C110: one process, dp 2 and sharding 2; other axes are refused (tests/unit/config/test_rules.py)
+FUSION = {
+    f"c110-{layout}-{fusion}": (
+        *SMALL, *NO_DROPOUT, "Engine.max_steps=5", "Optimizer.name=FusedAdamW", f"Optimizer.tensor_fusion={fusion}", *overrides
+    )
+    for layout, overrides in {"dp2": (), "s2": sharded(2, 2)}.items()
+    for fusion in ("true", "false")
+}  # fmt: skip
+
+
 def fault_runs() -> dict[str, tuple[str, ...]]:
     fault = "Debug.fault={{rank: 1, step: 2, kind: {}}}"
     return {
@@ -106,7 +116,7 @@ def one() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
-    runs = {**matrix(2), **recompute_runs(), **offload_runs(), **fault_runs()}
+    runs = {**matrix(2), **recompute_runs(), **offload_runs(), **FUSION, **fault_runs()}
     return train_on(2, runs, tmp_path_factory.mktemp("two"))
 
 
@@ -200,6 +210,13 @@ def test_c52_recompute_changes_nothing_with_dropout(two, layout):
     for granularity in GRANULARITIES[1:]:
         for seen, right in zip(two[f"c52-{layout}-{granularity}"], plain, strict=True):
             assert seen["losses"] == right["losses"] and seen["grad_norms"] == right["grad_norms"]
+
+
+def test_c110_tensor_fusion_changes_nothing(two):
+    one = [run(FUSION[f"c110-dp2-{fusion}"]) for fusion in ("true", "false")]
+    for fused, plain in (one, *((two[f"c110-{name}-true"][0], two[f"c110-{name}-false"][0]) for name in ("dp2", "s2"))):
+        assert len(plain["losses"]) == 5 and fused["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+        assert plain["losses"] == pytest.approx(one[1]["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
