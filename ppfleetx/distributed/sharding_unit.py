@@ -21,12 +21,12 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
-import paddle.distributed as dist
 
+from ppfleetx.distributed.collectives import Transfer, start_all_gather, start_reduce_scatter
 from ppfleetx.distributed.masters import Master
 from ppfleetx.distributed.trainable import FLOAT32, Dtypes
 
@@ -107,11 +107,11 @@ class Unit:
         self._trained = {i for i, parameter in enumerate(parameters) if not parameter.stop_gradient}
         self._gradient: Tensor | None = None
         self._whole: Tensor | None = None  # the gathered parameters
-        self._gathering: _Transfer | None = None
+        self._gathering: Transfer | None = None
         self.is_current = False  # the model's parameters are whole and have the cuts' values
         self._flat: Tensor | None = None  # gradients on their way to the group
         self._filled: set[int] = set()  # parameters whose gradient is in it
-        self._reducing: _Transfer | None = None
+        self._reducing: Transfer | None = None
         self._received = False  # the gradient of the cut holds something of this update
         self._seen: set[int] = set()  # parameters that have had a gradient in this update
 
@@ -150,7 +150,7 @@ class Unit:
         cut = self.cut.astype(self._whole.dtype)
         if self._options.offloads:
             cut = cut._copy_to(self._whole.place, True)
-        self._gathering = _all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
+        self._gathering = start_all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
         return True
 
     def gather(self) -> None:
@@ -240,7 +240,7 @@ class Unit:
         flat = self._flat.astype(self._options.dtypes.reduce)
         direct = not self._received and flat.dtype == self._gradient.dtype
         out = self._gradient if direct else paddle.empty([self.length], flat.dtype)
-        self._reducing = _reduce_scatter(out, flat, self._group, self._options.overlaps_reduce)
+        self._reducing = start_reduce_scatter(out, flat, self._group, self._options.overlaps_reduce)
         self._flat = None
         self._filled.clear()
         if not self._options.overlaps_reduce:
@@ -250,8 +250,7 @@ class Unit:
         """Adds what the last reduction gave to the gradient of the cut."""
         if self._reducing is None:
             return
-        self._reducing.wait()
-        out, self._reducing = self._reducing.out, None
+        out, self._reducing = self._reducing.wait(), None
         assert self._gradient is not None
         with paddle.no_grad():
             if self._received:
@@ -259,17 +258,6 @@ class Unit:
             elif out is not self._gradient:
                 self._gradient.copy_(out.astype("float32"), True)
         self._received = True
-
-
-class _Transfer:
-    """A collective under way; keeps its tensors alive until it is over."""
-
-    def __init__(self, task: Any, out: Tensor, source: Tensor):
-        self._task, self.out, self._source = task, out, source
-
-    def wait(self) -> None:
-        if self._task is not None:
-            self._task.wait()
 
 
 def view(flat: Tensor, start: int, shape: Sequence[int]) -> Tensor:
@@ -291,13 +279,3 @@ def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
 def _deliver(unit: Unit | None, number: int) -> None:
     if unit is not None:
         unit.deliver(number)
-
-
-def _all_gather(whole: Tensor, cut: Tensor, group: Group, overlap: bool) -> _Transfer:
-    task = dist.stream.all_gather(whole, cut, group=group, sync_op=not overlap, use_calc_stream=not overlap)
-    return _Transfer(task if overlap else None, whole, cut)
-
-
-def _reduce_scatter(out: Tensor, flat: Tensor, group: Group, overlap: bool) -> _Transfer:
-    task = dist.stream.reduce_scatter(out, flat, group=group, sync_op=not overlap, use_calc_stream=not overlap)
-    return _Transfer(task if overlap else None, out, flat)
