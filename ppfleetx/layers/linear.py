@@ -46,30 +46,36 @@ class _EnterAndMultiply(PyLayer):
 
     @staticmethod
     def forward(
-        ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor, linear: Callable[..., Any], edges: Edges
+        ctx: Any,
+        x: paddle.Tensor,
+        weight: paddle.Tensor,
+        bias: paddle.Tensor | None,
+        linear: Callable[..., Any],
+        edges: Edges,
     ) -> paddle.Tensor:
         y = linear(edges.start_whole(x, overlap=False).wait(), weight, bias)
-        ctx.edges, ctx.dtype = edges, x.dtype
-        ctx.wanted = [not tensor.stop_gradient for tensor in (x, weight, bias)]
+        ctx.edges, ctx.x_dtype, ctx.bias_dtype = edges, x.dtype, None if bias is None else bias.dtype
+        ctx.wanted = [tensor is not None and not tensor.stop_gradient for tensor in (x, weight, bias)]
         # The weight is the parameter itself: sharding may empty it now, and fills it again before the backward pass.
-        ctx.save_for_backward(x.astype(y.dtype), weight, bias)  # autocast makes y half
+        ctx.save_for_backward(x.astype(y.dtype), weight)  # autocast makes y half
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensor()
+        x, weight = ctx.saved_tensor()
         wants_x, wants_weight, wants_bias = ctx.wanted
         whole = ctx.edges.start_whole(x) if wants_weight else None
         total = dw = db = None
         if wants_x:
             dx = paddle.matmul(dy, weight.astype(dy.dtype), transpose_y=True)
-            total = ctx.edges.start_backward(dx.astype(ctx.dtype))
+            total = ctx.edges.start_backward(dx.astype(ctx.x_dtype))
         rows = dy.flatten(0, 1)
         if whole is not None:
             dw = paddle.matmul(whole.wait().flatten(0, 1), rows, transpose_x=True).astype(weight.dtype)
         if wants_bias:
-            db = rows.sum(0).astype(bias.dtype)
-        return None if total is None else total.wait(), dw, db
+            db = rows.sum(0).astype(ctx.bias_dtype)
+        gradients = (None if total is None else total.wait(), dw, db)
+        return gradients if ctx.bias_dtype is not None else gradients[:2]  # one for each tensor that went in
 
 
 class RowParallelLinear(_Linear):

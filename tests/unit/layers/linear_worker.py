@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from functools import partial
 
@@ -40,21 +41,24 @@ def gradients(forward, layer, x):
     y = forward(x)
     dy = np.random.default_rng(3 + RANK).normal(size=y.shape).astype("float32")
     y.backward(paddle.to_tensor(dy))
-    found = [y, x.grad, layer.weight.grad, layer.bias.grad]
-    arrays = [None if one is None else one.numpy() for one in found]
-    for tensor in (x, layer.weight, layer.bias):
+    inputs = [x, layer.weight, *([] if layer.bias is None else [layer.bias])]
+    found = [y.numpy(), *(None if tensor.grad is None else tensor.grad.numpy() for tensor in inputs)]
+    for tensor in inputs:
         tensor.clear_gradient(False)
-    return arrays
+    return found if layer.bias is not None else [*found, None]
 
 
 def the_numbers_of_edge_and_linear():
-    """To the bit, plain and recomputed."""
-    for sequence_parallel in (False, True):
+    """To the bit, plain and recomputed, with and without a bias."""
+    for sequence_parallel, with_bias in itertools.product((False, True), repeat=2):
         layer, x = layer_and_input(sequence_parallel)
+        if not with_bias:
+            layer.bias = None
         right = gradients(partial(enter_and_multiply, layer), layer, x)
         for forward in (layer, partial(recompute, layer)):
             for one, other in zip(gradients(forward, layer, x), right, strict=True):
-                assert np.array_equal(one, other)
+                assert one is other is None or np.array_equal(one, other)
+        assert [one is None for one in right] == [False, False, False, not with_bias]
         assert right[1].shape == tuple(x.shape) and np.abs(right[1]).min() > 0
 
 
