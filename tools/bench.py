@@ -3,6 +3,7 @@
     python tools/bench.py engine     the engine's step beside a bare Paddle loop of the same model
     python tools/bench.py data       opening a corpus of a million documents
     python tools/bench.py checkpoint saving and loading beside plain files, and a late resume
+    python tools/bench.py recompute  peak memory of an update by what is recomputed
 
 Thread counts follow OMP_NUM_THREADS. The last line tells the result beside its budget; nothing passes or fails here.
 """
@@ -27,18 +28,20 @@ from ppfleetx.engine.command import quiet_paddle, report
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="benchmark", required=True)
+    changes = argparse.ArgumentParser(add_help=False)
+    changes.add_argument(
+        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="another model, say"
+    )
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--rounds", type=_count, default=5, metavar="N", help="repetitions (default: %(default)s)")
     common.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
-    engine = verbs.add_parser("engine", parents=[common], help="engine against a bare Paddle loop")
+    repeated = argparse.ArgumentParser(add_help=False)
+    repeated.add_argument("--rounds", type=_count, default=5, metavar="N", help="repetitions (default: %(default)s)")
+    engine = verbs.add_parser("engine", parents=[common, repeated, changes], help="engine against a bare Paddle loop")
     engine.set_defaults(measure=_engine)
     engine.add_argument(
         "--steps", type=_windows, default=20, metavar="N", help="updates of a round, a multiple of 10 (default: 20)"
     )
-    engine.add_argument(
-        "-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE", help="another model, say"
-    )
-    data = verbs.add_parser("data", parents=[common], help="opening a large corpus")
+    data = verbs.add_parser("data", parents=[common, repeated], help="opening a large corpus")
     data.set_defaults(measure=_data)
     data.add_argument("--documents", type=_count, default=1_000_000, metavar="N", help="default: %(default)s")
     data.add_argument("--tokens", type=_count, default=500_000_000, metavar="N", help="default: %(default)s")
@@ -48,6 +51,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     checkpoint.add_argument(
         "--folder", type=Path, metavar="DIR", help="on the disk to measure (default: a temporary one)"
     )
+    recompute = verbs.add_parser("recompute", parents=[common, changes], help="memory by what is recomputed")
+    recompute.set_defaults(measure=_recompute)
     return parser.parse_args(argv)
 
 
@@ -82,6 +87,13 @@ def _checkpoint(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any],
 
     result = measure_checkpoint(folder, args.rounds, args.megabytes)
     return result, checkpoint_lines(result)
+
+
+def _recompute(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from ppfleetx.bench.recompute import measure_recompute, recompute_lines
+
+    result = measure_recompute(args.override)
+    return result, recompute_lines(result)
 
 
 def main(argv: list[str] | None = None) -> int:

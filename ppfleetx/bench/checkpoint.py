@@ -20,7 +20,6 @@ from ppfleetx.checkpoint.files import sync, write_text
 from ppfleetx.checkpoint.manager import CheckpointManager
 from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
 from ppfleetx.checkpoint.reader import Checkpoint
-from ppfleetx.checkpoint.retention import Retention
 from ppfleetx.checkpoint.snapshot import TrainingState, memory_of
 from ppfleetx.config import Config, load_config
 from ppfleetx.distributed import ParallelContext, Topology
@@ -40,8 +39,8 @@ LATE_STEP = 20_000
 def measure_checkpoint(folder: Path, rounds: int, megabytes: int) -> dict[str, Any]:
     """Saves and loads a state of about `megabytes` MB, `rounds` times, each beside plain files; the result as JSON values.
 
-    Plain: the same bytes in pieces of 16 MiB, with one fsync; read cold, into new memory. Ours: host copy, files with
-    checksums, manifest, rename; loaded cold, checksums compared, weights into the model, moments into new memory.
+    Plain: the same bytes in pieces of 16 MiB, with one fsync, and read cold. Ours: host copy, files with checksums, manifest,
+    rename; and read cold, checksums compared. Both read weights into the model's memory and moments into new memory.
 
     Args:
         folder: empty; on the disk that is measured.
@@ -50,14 +49,15 @@ def measure_checkpoint(folder: Path, rounds: int, megabytes: int) -> dict[str, A
     state = _state(megabytes * 10**6)
     tensors = [*(piece.tensor for piece in state.pieces), *state.optimizer.values()]
     context = ParallelContext(Topology(0, 1), "cpu", {}, None)
-    manager = CheckpointManager(folder / "run", context, Retention(keep_last=1))
+    manager = CheckpointManager(folder / "run", context)
     _flush(lambda: _plain_save(folder / "plain", tensors))  # what is done the first time is not measured
     figures: dict[str, list[float]] = {"first_block": [_save(manager, 1, state)[0]]}
     for number in range(rounds):
         seconds = {"copy": _copy(tensors), "plain_save": _flush(lambda: _plain_save(folder / "plain", tensors))}
         seconds["block"], seconds["save"] = _save(manager, number + 2, state)
+        seconds["plain_load"] = _plain_load(folder / "plain", state)
+        shutil.rmtree(manager.steps()[0])
         (path,) = manager.steps()
-        seconds["plain_load"] = _plain_load(folder / "plain")
         seconds["load"] = _load(manager, path, state, config)
         for name, value in seconds.items():
             figures.setdefault(name, []).append(value)
@@ -127,21 +127,30 @@ def _copy(tensors: list[paddle.Tensor]) -> float:
 def _plain_save(path: Path, tensors: list[paddle.Tensor]) -> None:
     with open(path, "wb", buffering=0) as file:
         for tensor in tensors:
-            view = memoryview(memory_of(tensor)).cast("B")  # type: ignore[arg-type]
-            for start in range(0, len(view), _PIECE_BYTES):
-                file.write(view[start : start + _PIECE_BYTES])
+            for piece in _views(tensor):
+                file.write(piece)
         os.fsync(file.fileno())
 
 
-def _plain_load(path: Path) -> float:
+def _plain_load(path: Path, state: TrainingState) -> float:
+    """Seconds of reading what `_plain_save` wrote: weights in place, moments into new tensors."""
     _make_cold([path])
-    began = time.perf_counter()
-    memory = memoryview(np.empty(path.stat().st_size, np.uint8))  # type: ignore[arg-type]
+    began, moments = time.perf_counter(), []
     with open(path, "rb", buffering=0) as file:
-        done = 0
-        while count := file.readinto(memory[done : done + _PIECE_BYTES]):
-            done += count
+        for piece in state.pieces:
+            for view in _views(piece.tensor):
+                file.readinto(view)
+        for value in state.optimizer.values():
+            moments.append(paddle.empty(value.shape))
+            for view in _views(moments[-1]):
+                file.readinto(view)
     return time.perf_counter() - began
+
+
+def _views(tensor: paddle.Tensor) -> list[memoryview]:
+    """A tensor's memory in pieces."""
+    memory = memoryview(memory_of(tensor)).cast("B")  # type: ignore[arg-type]
+    return [memory[start : start + _PIECE_BYTES] for start in range(0, len(memory), _PIECE_BYTES)]
 
 
 def _save(manager: CheckpointManager, step: int, state: TrainingState) -> tuple[float, float]:
@@ -157,6 +166,7 @@ def _save(manager: CheckpointManager, step: int, state: TrainingState) -> tuple[
 
 def _load(manager: CheckpointManager, path: Path, state: TrainingState, config: Config) -> float:
     _make_cold(list(path.iterdir()))
+    sums = [float(piece.tensor.sum()) for piece in state.pieces]
     for piece in state.pieces:
         piece.tensor.zero_()
     restored: dict[str, paddle.Tensor] = {}
@@ -169,6 +179,7 @@ def _load(manager: CheckpointManager, path: Path, state: TrainingState, config: 
     began = time.perf_counter()
     assert manager.restore(str(path), read) == path
     seconds = time.perf_counter() - began
+    assert sums == [float(piece.tensor.sum()) for piece in state.pieces]
     assert all(bool((restored[name] == value).all()) for name, value in state.optimizer.items())
     return seconds
 

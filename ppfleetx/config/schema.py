@@ -50,8 +50,8 @@ class MixPrecisionConfig:
     scale_loss: float = key(32768.0, "first loss scale of float16; bfloat16 always uses 1", above=0)
     custom_black_list: list[str] | None = key(None, "operators that stay in float32")
     custom_white_list: list[str] | None = key(None, "operators that always run in half precision")
-    use_main_grad: bool = key(False, "accumulate gradients in float32")
-    reduce_dtype: str = key("float32", "type that gradients are averaged in", choices=("float32", "float16", "bfloat16"))
+    use_main_grad: bool = key(False, "accumulate gradients in float32 where parameters are half (level O2); sharding stages 2 and 3 always do")
+    reduce_dtype: str = key("float32", "type that gradients are summed over ranks in", choices=("float32", "float16", "bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ class ShardingConfig:
 
     sharding_degree: int = key(1, "ranks that share one copy of the states", at_least=1)
     sharding_stage: int = key(2, "what is cut; has a meaning only when sharding_degree > 1", choices=(1, 2, 3))
-    sharding_offload: bool = key(False, "keep optimizer states in host memory (GPU)")
+    sharding_offload: bool = key(False, "keep optimizer states in host memory and update there, to save the device's")
     reduce_overlap: bool = key(False, "reduce gradients while the backward pass runs; not with stage 3 or offload")
     broadcast_overlap: bool = key(False, "fetch parameters while the forward pass runs; not with stage 3, offload or logging_freq 1")
     comm_overlap: bool = key(False, "old name, not read")
@@ -266,7 +266,7 @@ class DistributedConfig:
     order: list[str] = key(list(AXES), "axes from the outermost (slowest rank) to the innermost", choices=AXES, length=5)
     sharding: ShardingConfig = section(ShardingConfig, "sharded states")
     fuse_sequence_parallel_allreduce: bool = key(False, "kept for old files: these sums travel in buckets anyway; off with use_main_grad")
-    use_main_grad: bool = key(False, "accumulate gradients in float32")
+    use_main_grad: bool = key(False, "same as Engine.mix_precision.use_main_grad")
     pp_recompute_interval: int = key(1, "kept for old files: every recomputed block is a point of its own", at_least=1)
     hcg: str = key("HybridCommunicateGroup", "kept for old files", choices=("HybridCommunicateGroup",))
 

@@ -23,6 +23,41 @@ def all_reduce_sum_(tensor: Tensor, group: Group | None) -> Tensor:
     return tensor
 
 
+class Transfer:
+    """A collective under way, or over. It keeps the tensors alive until it is over.
+
+    Attributes:
+        out: the result, to be read after `wait`.
+    """
+
+    def __init__(self, out: Tensor, source: Tensor, task: Any):
+        self.out, self._source, self._task = out, source, task
+
+    def wait(self) -> Tensor:
+        """The result; on a GPU it is the computation that waits, not the caller."""
+        if self._task is not None:
+            self._task.wait()
+            self._task = None
+        return self.out
+
+
+def start_all_reduce(tensor: Tensor, group: Group) -> Transfer:
+    """Replaces `tensor`, of any shape, by its sum over the group, beside the computation. (Gloo is over when it returns.)"""
+    return Transfer(tensor, tensor, dist.stream.all_reduce(tensor, group=group, sync_op=False))
+
+
+def start_all_gather(out: Tensor, part: Tensor, group: Group, overlap: bool = True) -> Transfer:
+    """Puts the members' parts end to end into `out`; beside the computation, if `overlap`, else before what follows."""
+    task = dist.stream.all_gather(out, part, group=group, sync_op=not overlap, use_calc_stream=not overlap)
+    return Transfer(out, part, task if overlap else None)
+
+
+def start_reduce_scatter(out: Tensor, whole: Tensor, group: Group, overlap: bool = True) -> Transfer:
+    """Puts this member's part of the sum of all `whole` into `out`; `overlap` as in `start_all_gather`."""
+    task = dist.stream.reduce_scatter(out, whole, group=group, sync_op=not overlap, use_calc_stream=not overlap)
+    return Transfer(out, whole, task if overlap else None)
+
+
 def broadcast_(tensor: Tensor, group: Group | None, source: int = 0) -> Tensor:
     """Replace `tensor` by that of the group's member number `source`, in place. One broadcast of its size."""
     if group is not None:

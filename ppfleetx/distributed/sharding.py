@@ -7,7 +7,8 @@ Every stage cuts what the optimizer updates over the sharding group. Collectives
     stage 3   gathers before forward and before backward and frees after each; one reduce-scatter a unit and micro-batch
 
 `reduce_overlap` reduces beside the backward pass, so after every micro-batch at stage 1 too; `broadcast_overlap` gathers the
-next piece's units while a piece computes.
+next piece's units while a piece computes. `sharding_offload` keeps cuts and optimizer states in host memory: the gradient of
+all cuts goes there before an update, which the host computes, and new values come back when a unit is gathered.
 
 Fleet 3.3.1 has stages of its own: its clip at stage 3 forgets the tensor group, it gathers weight by weight, and stage 3 does
 not work with a pipeline. Here one mechanism gives one clip, one form of checkpoint and every layout.
@@ -15,7 +16,8 @@ not work with a pipeline. Here one mechanism gives one clip, one form of checkpo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -24,7 +26,7 @@ from paddle import nn
 from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
 from ppfleetx.distributed.sharding_unit import Unit, UnitOptions, view
-from ppfleetx.distributed.trainable import Piece, is_first_copy, shared_pieces, sum_of_squares
+from ppfleetx.distributed.trainable import FLOAT32, Dtypes, Piece, is_first_copy, shared_pieces, sum_of_squares
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -44,11 +46,13 @@ class ShardedParameters:
     Args:
         context: this rank's groups.
         pieces: the layers of the model (of this pipeline stage), in the order they run; no other layer has parameters.
-        section: stage and overlap.
+        section: stage, overlap and offload.
         sequence_parallel: parameters that tensor parallelism does not cut saw only a part of the sequence on each tensor rank.
-        reduce_dtype: type in which gradients are summed over the sharding group.
-        compute_dtype: type that the model computes in; the cuts are float32.
+        dtypes: of the model and its gradients; the cuts and their gradients are float32 always, so main gradients make a
+            difference at stage 1 alone.
     """
+
+    casts_model = True
 
     def __init__(
         self,
@@ -56,32 +60,30 @@ class ShardedParameters:
         pieces: Sequence[nn.Layer],
         section: ShardingConfig,
         sequence_parallel: bool = False,
-        reduce_dtype: str = "float32",
-        compute_dtype: str = "float32",
+        dtypes: Dtypes = FLOAT32,
     ):
         group = context.group("sharding")
         assert group is not None, "nothing to shard over"
-        self._context, self._sequence_parallel, self._reduce_dtype = context, sequence_parallel, reduce_dtype
+        self._context, self._sequence_parallel, self._dtypes = context, sequence_parallel, dtypes
         stage = section.sharding_stage
         assert stage < 3 or not (section.reduce_overlap or section.broadcast_overlap), "derive.py turns them off"
-        self._frees, self._prefetches = stage == 3, section.broadcast_overlap
+        assert not (section.sharding_offload and (section.reduce_overlap or section.broadcast_overlap)), "likewise"
+        self._frees, self._prefetches, self._offloads = stage == 3, section.broadcast_overlap, section.sharding_offload
         options = UnitOptions(
             frees=stage == 3,
             reduces_each_backward=stage > 1 or section.reduce_overlap,
             overlaps_gather=section.broadcast_overlap,
             overlaps_reduce=section.reduce_overlap,
-            compute_dtype=compute_dtype,
-            reduce_dtype=reduce_dtype,
+            offloads=section.sharding_offload,
+            dtypes=dtypes,
         )
         tied_alone = context.tied_group is not None
         self._units = [Unit(parameters, group, options) for parameters in partition(pieces, tied_alone)]
         self._gradients = paddle.zeros([sum(unit.length for unit in self._units)], "float32")  # of all cuts, end to end
         self._slices = [part for unit in self._units for part in unit.slices]
         self.named: Mapping[str, Tensor] = {part.spec.name: part for part in self._slices}
-        start = 0
-        for unit in self._units:
-            unit.attach(view(self._gradients, start, [unit.length]))
-            start += unit.length
+        for unit, gradient in self._by_unit(self._gradients):
+            unit.attach(gradient)
         #: units that several pieces need: they stay from the first one's forward to the end of backward
         self._shared: set[Unit] = set()
         self._wrap_all(pieces)
@@ -96,10 +98,10 @@ class ShardedParameters:
         all_reduce_sum_(self._gradients, self._context.replica_group)
         if self._sequence_parallel:
             whole = [part for part in self._slices if part.spec.mp_dim is None]
-            average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._reduce_dtype)
+            average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._dtypes.reduce)
         tied = [part for part in self._slices if part.spec.at_both_ends]
         if self._context.tied_group is not None:
-            average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._reduce_dtype)
+            average_gradients(tied, self._context.tied_group, scale=1.0, reduce_dtype=self._dtypes.reduce)
 
     def norm(self) -> Tensor:
         """One all-reduce of a number over each of sharding, mp and pp."""
@@ -112,6 +114,21 @@ class ShardedParameters:
     def scale(self, factor: float) -> None:
         """Local."""
         self._gradients.scale_(factor)  # every slice's gradient is a view of it
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Local. With offload the optimizer, and the states it makes, are on the host: as Fleet does, by the default device."""
+        if not self._offloads:
+            yield
+            return
+        for unit, gradient in self._by_unit(self._gradients.cpu()):
+            unit.show_gradient(gradient)
+        device = paddle.get_device()
+        paddle.set_device("cpu")
+        try:
+            yield
+        finally:
+            paddle.set_device(device)
 
     def after_update(self) -> None:
         """Local: the model's parameters are gathered anew when they are next needed."""
@@ -130,6 +147,13 @@ class ShardedParameters:
         mp = self._context.topology.mp_info
         runs = [(part, part.spec.box(mp.rank, mp.size), part.flat) for part in self._slices]
         return shared_pieces(self._context, runs, ("dp", "sep"))
+
+    def _by_unit(self, gradients: Tensor) -> Iterator[tuple[Unit, Tensor]]:
+        """Each unit with its view of the gradient of all cuts."""
+        start = 0
+        for unit in self._units:
+            yield unit, view(gradients, start, [unit.length])
+            start += unit.length
 
     # ---- the model's side
 

@@ -10,6 +10,7 @@ Private names of Paddle, seen in 3.3.1 (Fleet's own sharding uses them too):
     Tensor._clear_data()                    lets go of the memory; the tensor stays known to autograd
     Tensor._copy_gradient_from(tensor)      `.grad` shares the memory of `tensor`; `.grad = tensor` copies without a word
     Tensor._register_backward_hook(f)       f runs when `.grad` is complete, once a backward pass even for a tied parameter
+    Tensor._copy_to(place, blocking)        a copy there
     Tensor._is_initialized()                False under LazyGuard and for a shell without memory
     paddle.base.framework.EagerParamBase    a Parameter without a layer
 """
@@ -20,12 +21,14 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
-import paddle.distributed as dist
-from paddle.base.framework import EagerParamBase
+
+from ppfleetx.distributed.collectives import Transfer, start_all_gather, start_reduce_scatter
+from ppfleetx.distributed.masters import Master
+from ppfleetx.distributed.trainable import FLOAT32, Dtypes
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -44,33 +47,31 @@ class UnitOptions:
         reduces_each_backward: gradients are reduced after every backward pass (stages 2 and 3), or once an update (stage 1).
         overlaps_gather: a gather runs beside the computation until its result is needed.
         overlaps_reduce: a reduction does.
-        compute_dtype: type of the model's parameters and of what is gathered.
-        reduce_dtype: type in which gradients are summed over the group.
+        offloads: the cut lies in host memory.
+        dtypes: `compute` is that of what is gathered. Gradients that are reduced after each backward pass always add up in
+            float32, in the cut; others with main gradients do so in the flat buffer, else in the parameters' `.grad`.
     """
 
     frees: bool
     reduces_each_backward: bool
     overlaps_gather: bool = False
     overlaps_reduce: bool = False
-    compute_dtype: str = "float32"
-    reduce_dtype: str = "float32"
+    offloads: bool = False
+    dtypes: Dtypes = FLOAT32
 
 
-class Slice(EagerParamBase):
+class Slice(Master):
     """The part of a parameter that lies in this rank's cut: float32 [length], a view of the cut; the optimizer updates it.
 
     Attributes:
-        spec: the parameter's logical description.
         number: its place in the unit.
         at: its start in the cut.
         flat: (start, stop) of it in the parameter, in row-major order.
     """
 
     def __init__(self, parameter: Tensor, number: int, at: int, flat: tuple[int, int]):
-        trainable = not parameter.stop_gradient
-        super().__init__(shape=[flat[1] - flat[0]], dtype="float32", name=parameter.name, trainable=trainable)
-        self.spec, self.number, self.at, self.flat = parameter.spec, number, at, flat
-        self.optimize_attr = parameter.optimize_attr
+        super().__init__(parameter, [flat[1] - flat[0]])
+        self.number, self.at, self.flat = number, at, flat
 
     def numpy(self) -> np.ndarray:
         """A copy of the slice: Paddle's own copies all of the buffer that a view lies in."""
@@ -98,25 +99,26 @@ class Unit:
         self._shapes = [list(parameter.shape) for parameter in parameters]
         self._starts, end = _lay_out([math.prod(shape) for shape in self._shapes])
         self.length = -(-end // (group.nranks * ALIGN)) * ALIGN
-        self.cut = paddle.zeros([self.length], "float32")
+        cut = paddle.zeros([self.length], "float32")
+        self.cut = cut.cpu() if options.offloads else cut
         self.slices: list[Slice] = []
         for number in range(len(self.parameters)):
             self._take_over(number)
         self._trained = {i for i, parameter in enumerate(parameters) if not parameter.stop_gradient}
         self._gradient: Tensor | None = None
         self._whole: Tensor | None = None  # the gathered parameters
-        self._gathering: _Transfer | None = None
+        self._gathering: Transfer | None = None
         self.is_current = False  # the model's parameters are whole and have the cuts' values
         self._flat: Tensor | None = None  # gradients on their way to the group
         self._filled: set[int] = set()  # parameters whose gradient is in it
-        self._reducing: _Transfer | None = None
+        self._reducing: Transfer | None = None
         self._received = False  # the gradient of the cut holds something of this update
         self._seen: set[int] = set()  # parameters that have had a gradient in this update
 
     def attach(self, gradient: Tensor) -> None:
         """Names the place for the gradient of the cut, float32 [length], and listens for the parameters' gradients."""
         self._gradient = gradient
-        if not self._options.reduces_each_backward:
+        if not (self._options.reduces_each_backward or self._options.dtypes.main_gradients):
             return
         myself = weakref.ref(self)  # what a hook holds, Python's garbage collection cannot see
         for number in sorted(self._trained):
@@ -144,9 +146,11 @@ class Unit:
         if self.is_current or self._gathering is not None:
             return False
         if self._whole is None:
-            self._whole = paddle.empty([self.length * self._group.nranks], self._options.compute_dtype)
-        cut = self.cut.astype(self._whole.dtype) if self._whole.dtype != self.cut.dtype else self.cut
-        self._gathering = _all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
+            self._whole = paddle.empty([self.length * self._group.nranks], self._options.dtypes.compute)
+        cut = self.cut.astype(self._whole.dtype)
+        if self._options.offloads:
+            cut = cut._copy_to(self._whole.place, True)
+        self._gathering = start_all_gather(self._whole, cut, self._group, self._options.overlaps_gather)
         return True
 
     def gather(self) -> None:
@@ -176,9 +180,10 @@ class Unit:
     # ---- gradients
 
     def deliver(self, number: int) -> None:
-        """Moves the gradient of a parameter into the flat buffer; the last one sends it off and, at stage 3, frees."""
+        """Moves the gradient of a parameter into the flat buffer; at stages 2 and 3 the last one sends it off, and at stage 3
+        frees."""
         self._collect(number)
-        if self._filled == self._trained:
+        if self._options.reduces_each_backward and self._filled == self._trained:
             self._reduce()
             if self._options.frees:
                 self.free()
@@ -194,9 +199,13 @@ class Unit:
         self._settle()
         if not self._received:
             self._gradient.zero_()
+        self.show_gradient(self._gradient)
+
+    def show_gradient(self, gradient: Tensor) -> None:
+        """Makes views of `gradient`, float32 [length], the `.grad` of every slice whose parameter has had one."""
         for piece in self.slices:
             if piece.number in self._seen:
-                piece._copy_gradient_from(view(self._gradient, piece.at, piece.shape))
+                piece._copy_gradient_from(view(gradient, piece.at, piece.shape))
 
     def forget_gradients(self) -> None:
         """For the next update."""
@@ -211,10 +220,12 @@ class Unit:
             return
         with paddle.no_grad():
             if self._flat is None:
-                self._flat = paddle.zeros([self.length * self._group.nranks], self._options.reduce_dtype)
+                dtypes = self._options.dtypes
+                dtype = "float32" if dtypes.main_gradients else dtypes.reduce
+                self._flat = paddle.zeros([self.length * self._group.nranks], dtype)
             place = view(self._flat, self._starts[number], self._shapes[number])
             value = gradient.astype(self._flat.dtype) if gradient.dtype != self._flat.dtype else gradient
-            if number in self._filled:  # an earlier backward pass left the unit incomplete
+            if number in self._filled:  # of an earlier backward pass
                 place.add_(value)
             else:
                 place.copy_(value, True)
@@ -226,9 +237,10 @@ class Unit:
         """One reduce-scatter of the flat buffer."""
         assert self._flat is not None and self._gradient is not None
         self._settle()
-        direct = not self._received and self._flat.dtype == self._gradient.dtype
-        out = self._gradient if direct else paddle.empty([self.length], self._flat.dtype)
-        self._reducing = _reduce_scatter(out, self._flat, self._group, self._options.overlaps_reduce)
+        flat = self._flat.astype(self._options.dtypes.reduce)
+        direct = not self._received and flat.dtype == self._gradient.dtype
+        out = self._gradient if direct else paddle.empty([self.length], flat.dtype)
+        self._reducing = start_reduce_scatter(out, flat, self._group, self._options.overlaps_reduce)
         self._flat = None
         self._filled.clear()
         if not self._options.overlaps_reduce:
@@ -238,8 +250,7 @@ class Unit:
         """Adds what the last reduction gave to the gradient of the cut."""
         if self._reducing is None:
             return
-        self._reducing.wait()
-        out, self._reducing = self._reducing.out, None
+        out, self._reducing = self._reducing.wait(), None
         assert self._gradient is not None
         with paddle.no_grad():
             if self._received:
@@ -247,17 +258,6 @@ class Unit:
             elif out is not self._gradient:
                 self._gradient.copy_(out.astype("float32"), True)
         self._received = True
-
-
-class _Transfer:
-    """A collective under way; keeps its tensors alive until it is over."""
-
-    def __init__(self, task: Any, out: Tensor, source: Tensor):
-        self._task, self.out, self._source = task, out, source
-
-    def wait(self) -> None:
-        if self._task is not None:
-            self._task.wait()
 
 
 def view(flat: Tensor, start: int, shape: Sequence[int]) -> Tensor:
@@ -279,13 +279,3 @@ def _lay_out(sizes: Sequence[int]) -> tuple[list[int], int]:
 def _deliver(unit: Unit | None, number: int) -> None:
     if unit is not None:
         unit.deliver(number)
-
-
-def _all_gather(whole: Tensor, cut: Tensor, group: Group, overlap: bool) -> _Transfer:
-    task = dist.stream.all_gather(whole, cut, group=group, sync_op=not overlap, use_calc_stream=not overlap)
-    return _Transfer(task if overlap else None, whole, cut)
-
-
-def _reduce_scatter(out: Tensor, flat: Tensor, group: Group, overlap: bool) -> _Transfer:
-    task = dist.stream.reduce_scatter(out, flat, group=group, sync_op=not overlap, use_calc_stream=not overlap)
-    return _Transfer(task if overlap else None, out, flat)

@@ -7,11 +7,13 @@ description as `.spec` (`ppfleetx.layers.spec.ParameterSpec`), which says whethe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import paddle
 
 from ppfleetx.distributed.collectives import all_reduce_sum_, average_gradients
+from ppfleetx.distributed.masters import WholeMaster
 
 if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
@@ -40,14 +42,33 @@ class Piece(NamedTuple):
     is_mine: bool
 
 
+class Dtypes(NamedTuple):
+    """Types of a run's numbers.
+
+    Attributes:
+        compute: of the model's parameters, and so of a backward pass's gradients.
+        reduce: in which gradients are summed over ranks.
+        main_gradients: gradients of several backward passes add up in float32, whatever `compute` says.
+    """
+
+    compute: str = "float32"
+    reduce: str = "float32"
+    main_gradients: bool = False
+
+
+FLOAT32 = Dtypes()
+
+
 class Trainable(Protocol):
-    """The interface. Every rank holds one and makes the same calls; once an update: reduce, norm, scale, after_update.
+    """The interface. Every rank holds one and makes the same calls; an update is reduce, norm, scale, updating, after_update.
 
     Attributes:
         named: what the optimizer updates, by logical name.
+        casts_model: the model's parameters have the type that it computes in, those of `named` are float32.
     """
 
     named: Mapping[str, paddle.Tensor]
+    casts_model: bool
 
     def reduce(self) -> None:
         """Sums gradients over the ranks that saw other data. Losses are divided by the global number of tokens already."""
@@ -57,6 +78,9 @@ class Trainable(Protocol):
 
     def scale(self, factor: float) -> None:
         """Multiplies every gradient by `factor`, in place."""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """What the optimizer makes its step in, with gradients where it looks for them."""
 
     def after_update(self) -> None:
         """Makes the model compute with the updated values, and drops gradients."""
@@ -75,7 +99,8 @@ class WholeParameters:
         context: this rank's groups.
         named: the model's parameters by logical name, tied ones once.
         sequence_parallel: parameters that no rank cuts saw only a part of the sequence on each tensor rank.
-        reduce_dtype: type in which sums are formed.
+        dtypes: with main gradients, float32 masters are updated, and the model's parameters get the type `compute`; without,
+            the model's parameters are updated as they are.
     """
 
     def __init__(
@@ -83,15 +108,19 @@ class WholeParameters:
         context: ParallelContext,
         named: Mapping[str, paddle.Tensor],
         sequence_parallel: bool = False,
-        reduce_dtype: str = "float32",
+        dtypes: Dtypes = FLOAT32,
     ):
-        self.named = named
+        self.casts_model, self._dtypes = dtypes.main_gradients, dtypes
+        self._masters: list[WholeMaster] = []
+        if dtypes.main_gradients:
+            masters = {name: WholeMaster(parameter, dtypes.compute) for name, parameter in named.items()}
+            self._masters, named = list(masters.values()), masters
+        self.named: Mapping[str, paddle.Tensor] = named
         self._context = context
         self._parameters = list(named.values())
         self._whole = [parameter for parameter in self._parameters if parameter.spec.mp_dim is None]
         self._tensor_group = context.group("mp")
         self._sequence_parallel = sequence_parallel
-        self._reduce_dtype = reduce_dtype
         self._tied = [parameter for parameter in self._parameters if parameter.spec.at_both_ends]
 
     def reduce(self) -> None:
@@ -116,13 +145,20 @@ class WholeParameters:
                 if parameter.grad is not None:
                     parameter.grad.scale_(factor)
 
+    def updating(self) -> AbstractContextManager[None]:
+        """Nothing: all is in place."""
+        return nullcontext()
+
     def after_update(self) -> None:
-        """Local: drops gradients; the model holds the updated parameters themselves."""
+        """Local: drops gradients; the model holds the updated parameters themselves, or gets the masters' values."""
         for parameter in self._parameters:
             parameter.clear_gradient(False)
+        self.after_load()
 
     def after_load(self) -> None:
-        """Nothing: the model holds the parameters themselves."""
+        """Local: the model holds the parameters themselves, or gets the masters' values."""
+        for master in self._masters:
+            master.publish()
 
     def pieces(self) -> list[Piece]:
         """Each parameter's box; the data ranks, which hold the same ones, share the writing."""
@@ -132,7 +168,7 @@ class WholeParameters:
 
     def _sum(self, parameters: Sequence[paddle.Tensor], group: Group | None) -> None:
         if group is not None:
-            average_gradients(parameters, group, scale=1.0, reduce_dtype=self._reduce_dtype)
+            average_gradients(parameters, group, scale=1.0, reduce_dtype=self._dtypes.reduce)
 
 
 def shared_pieces(

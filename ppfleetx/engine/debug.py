@@ -37,7 +37,7 @@ class Fault:
             time.sleep(10**6)
         if self.kind == "nan_weight":
             first = next(iter(trainable.named.values()))
-            first.set_value(paddle.full_like(first, float("nan")))
+            first.copy_(paddle.full_like(first, float("nan")), True)  # set_value would move it to the default device
             trainable.after_load()
 
     @contextlib.contextmanager

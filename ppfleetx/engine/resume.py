@@ -124,7 +124,7 @@ def read_optimizer(
             if slot == MASTER and memory.dtype != np.float32:
                 continue  # half-precision weights without masters: the first update makes them
             shape = [1] if slot in SCALAR_SLOTS else piece.tensor.shape
-            found[f"{piece.name}.{slot}"] = _tensor(memory, shape)
+            found[f"{piece.name}.{slot}"] = _tensor(memory, shape, piece.tensor)
     return found
 
 
@@ -144,13 +144,13 @@ def read_weights(pieces: Sequence[Piece], saved: Checkpoint) -> None:
             piece.tensor.copy_(value.astype(piece.tensor.dtype), True)
 
 
-def _tensor(memory: np.ndarray, shape: Sequence[int]) -> paddle.Tensor:
-    """A new tensor on the run's device; uint16 becomes bfloat16."""
-    tensor = paddle.empty(shape, "bfloat16" if memory.dtype == np.uint16 else str(memory.dtype))
-    if tensor.place.is_cpu_place():
-        memory_of(tensor)[:] = memory  # straight from the file
-        return tensor
-    return paddle.to_tensor(memory.reshape(shape))
+def _tensor(memory: np.ndarray, shape: Sequence[int], like: paddle.Tensor) -> paddle.Tensor:
+    """A new tensor where `like` is (offloaded states are on the host); uint16 becomes bfloat16."""
+    if not like.place.is_cpu_place():
+        return paddle.to_tensor(memory.reshape(shape))
+    tensor = paddle.empty(shape, "bfloat16" if memory.dtype == np.uint16 else str(memory.dtype), device="cpu")
+    memory_of(tensor)[:] = memory  # straight from the file
+    return tensor
 
 
 def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) -> str:

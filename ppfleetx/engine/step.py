@@ -16,7 +16,7 @@ from ppfleetx.distributed.collectives import all_reduce_sum_
 from ppfleetx.distributed.interleaved import InterleavedPipeline
 from ppfleetx.distributed.pipeline import Pipeline
 from ppfleetx.distributed.sharding import ShardedParameters
-from ppfleetx.distributed.trainable import Trainable, WholeParameters
+from ppfleetx.distributed.trainable import Dtypes, Trainable, WholeParameters
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.precision import Precision, parameter_dtype
 from ppfleetx.layers.edges import Edges
@@ -62,7 +62,7 @@ class TrainStep:
         self.micro_batch_size = config.Global.micro_batch_size
         self.clip_norm = config.Optimizer.grad_clip.clip_norm if config.Optimizer.grad_clip else 0.0
         self.precision = Precision(config.Engine.mix_precision, config.Global.device)
-        if isinstance(trainable, WholeParameters):  # cuts stay float32, and the model is cast when it is gathered
+        if not trainable.casts_model:
             self.precision.decorate(model, optimizer)
         self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
         self.pipeline = make_pipeline(config, context)
@@ -88,11 +88,13 @@ class TrainStep:
             scaler.unscale_(self.optimizer)
         if finite and 0 < self.clip_norm < norm:
             self.trainable.scale(self.clip_norm / norm)
-        self.optimizer.set_lr(learning_rate)
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)  # skips where unscale_ found an overflow
+        with self.trainable.updating():
+            self.optimizer.set_lr(learning_rate)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)  # skips where unscale_ found an overflow
+        if scaler is not None:
             scaler.update()
         self.trainable.after_update()
         return StepResult(loss, norm, finite)
@@ -189,11 +191,14 @@ def make_trainable(config: Config, context: ParallelContext, model: nn.Layer) ->
     """What the optimizer updates: the model's own parameters, or this rank's cuts of them."""
     precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
     sequence_parallel = edges_of(config, context).sequence_parallel
+    compute = parameter_dtype(precision, config.Global.device)
+    main_gradients = precision.use_main_grad or config.Distributed.use_main_grad
+    # float32 parameters have float32 gradients anyway
+    dtypes = Dtypes(compute, precision.reduce_dtype, main_gradients and compute != "float32")
     if sharding.sharding_degree > 1:
         pieces = [piece for chunk in model.chunks for piece in chunk]
-        dtype = parameter_dtype(precision, config.Global.device)
-        return ShardedParameters(context, pieces, sharding, sequence_parallel, precision.reduce_dtype, dtype)
-    return WholeParameters(context, logical_parameters(model), sequence_parallel, precision.reduce_dtype)
+        return ShardedParameters(context, pieces, sharding, sequence_parallel, dtypes)
+    return WholeParameters(context, logical_parameters(model), sequence_parallel, dtypes)
 
 
 def edges_of(config: Config, context: ParallelContext) -> Edges:

@@ -1,30 +1,17 @@
-"""What this version can train; the rest resolves (`--dry-run`) and is refused here, before anything is built."""
+"""What a user should know about a configuration before anything is built."""
 
 from __future__ import annotations
 
 import logging
 
-from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.config import Config
 
 logger = logging.getLogger("ppfleetx")
 
 
 def check_supported(config: Config) -> None:
-    """Refuses what cannot be trained yet.
-
-    Raises:
-        UserError: with all such settings.
-    """
-    layout, precision = config.Distributed, config.Engine.mix_precision
-    problems = []
-    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_offload:
-        key, rule = "Distributed.sharding.sharding_offload", "this version keeps optimizer states on the device"
-        problems.append(Problem(key, True, rule, f"-o {key}=false"))
-    if config.Global.device != "cpu" and (precision.use_main_grad or layout.use_main_grad):
-        key = "Engine.mix_precision.use_main_grad" if precision.use_main_grad else "Distributed.use_main_grad"
-        problems.append(Problem(key, True, "this version does not keep float32 main gradients", f"-o {key}=false"))
-    if problems:
-        raise UserError(*problems)
+    """Warns of what works otherwise than one may expect."""
+    layout = config.Distributed
     if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_stage == 3 and layout.pp_degree > 1:
         logger.warning("sharding_stage 3 with pp_degree above 1 gathers every block anew for every micro-batch")
     if config.Optimizer.tensor_fusion:

@@ -13,6 +13,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from ppfleetx.distributed.collectives import Transfer, start_all_gather, start_all_reduce, start_reduce_scatter
+
 if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
@@ -48,6 +50,21 @@ class Edges:
         if self.tensor is None:
             return x
         return (_Gather if self.sequence_parallel else _Copy).apply(x, self.tensor)
+
+    def start_whole(self, x: paddle.Tensor, overlap: bool = True) -> Transfer:
+        """Starts what `enter` does forward, without a backward pass of its own. A group of several members."""
+        assert self.tensor is not None
+        if not self.sequence_parallel:
+            return Transfer(x, x, None)
+        return start_all_gather(_grown(x, self.tensor), x.contiguous(), self.tensor, overlap)
+
+    def start_backward(self, gradient: paddle.Tensor) -> Transfer:
+        """Starts what `enter` does backward, in place where nothing is cut: this rank's partial gradient [s, b, h] → the
+        gradient of what entered. A group of several members."""
+        assert self.tensor is not None
+        if not self.sequence_parallel:
+            return start_all_reduce(gradient, self.tensor)
+        return start_reduce_scatter(_shrunk(gradient, self.tensor), gradient.contiguous(), self.tensor)
 
     def leave(self, x: paddle.Tensor) -> paddle.Tensor:
         """Out of a layer cut by rows: partial sums [s, b, h] → their sum, whole (with sequence parallel [s/mp, b, h])."""
@@ -143,15 +160,19 @@ def _all_reduce(x: paddle.Tensor, group: Group) -> paddle.Tensor:
 
 
 def _all_gather(x: paddle.Tensor, group: Group) -> paddle.Tensor:
-    whole = paddle.empty([x.shape[0] * group.nranks, *x.shape[1:]], x.dtype)
-    dist.stream.all_gather(whole, x.contiguous(), group=group)
-    return whole
+    return start_all_gather(_grown(x, group), x.contiguous(), group, overlap=False).wait()
 
 
 def _reduce_scatter(x: paddle.Tensor, group: Group) -> paddle.Tensor:
-    part = paddle.empty([x.shape[0] // group.nranks, *x.shape[1:]], x.dtype)
-    dist.stream.reduce_scatter(part, x.contiguous(), group=group)
-    return part
+    return start_reduce_scatter(_shrunk(x, group), x.contiguous(), group, overlap=False).wait()
+
+
+def _grown(x: paddle.Tensor, group: Group) -> paddle.Tensor:
+    return paddle.empty([x.shape[0] * group.nranks, *x.shape[1:]], x.dtype)
+
+
+def _shrunk(x: paddle.Tensor, group: Group) -> paddle.Tensor:
+    return paddle.empty([x.shape[0] // group.nranks, *x.shape[1:]], x.dtype)
 
 
 def _exchange(x: paddle.Tensor, group: Group, cut: int, joined: int) -> paddle.Tensor:

@@ -5,10 +5,15 @@ With one member in the tensor group both are y = x·W + b. Shapes: s sequence, b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
+from paddle.autograd import PyLayer
 
+from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.parameter import ParameterMaker
 
 
@@ -26,7 +31,51 @@ class ColumnParallelLinear(_Linear):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[s, b, in] (with sequence parallel [s/mp, b, in]) → [s, b, out/mp]."""
-        return self._linear(self.edges.enter(x), self.weight, self.bias)
+        if self.edges.tensor is None:
+            return self._linear(x, self.weight, self.bias)
+        return _EnterAndMultiply.apply(x, self.weight, self.bias, self._linear, self.edges)
+
+
+class _EnterAndMultiply(PyLayer):
+    """x·W + b of a column-parallel layer, whose backward pass communicates beside the computation (Korthikanti et al. 2022,
+    section 4.2.2; Fleet's `mp_async_allreduce` and `recompute_allgather`).
+
+    With sequence parallel only this rank's part of x is kept: the backward pass gathers it while it computes dY·Wᵀ. The sum
+    of that over the ranks travels while dW and db are computed. The numbers are those of `Edges.enter` and a linear layer.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: paddle.Tensor,
+        weight: paddle.Tensor,
+        bias: paddle.Tensor | None,
+        linear: Callable[..., Any],
+        edges: Edges,
+    ) -> paddle.Tensor:
+        y = linear(edges.start_whole(x, overlap=False).wait(), weight, bias)
+        ctx.edges, ctx.x_dtype, ctx.bias_dtype = edges, x.dtype, None if bias is None else bias.dtype
+        ctx.wanted = [tensor is not None and not tensor.stop_gradient for tensor in (x, weight, bias)]
+        # The weight is the parameter itself: sharding may empty it now, and fills it again before the backward pass.
+        ctx.save_for_backward(x.astype(y.dtype), weight)  # autocast makes y half
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+        x, weight = ctx.saved_tensor()
+        wants_x, wants_weight, wants_bias = ctx.wanted
+        whole = ctx.edges.start_whole(x) if wants_weight else None
+        total = dw = db = None
+        if wants_x:
+            dx = paddle.matmul(dy, weight.astype(dy.dtype), transpose_y=True)
+            total = ctx.edges.start_backward(dx.astype(ctx.x_dtype))
+        rows = dy.flatten(0, 1)
+        if whole is not None:
+            dw = paddle.matmul(whole.wait().flatten(0, 1), rows, transpose_x=True).astype(weight.dtype)
+        if wants_bias:
+            db = rows.sum(0).astype(ctx.bias_dtype)
+        gradients = (None if total is None else total.wait(), dw, db)
+        return gradients if ctx.bias_dtype is not None else gradients[:2]  # one for each tensor that went in
 
 
 class RowParallelLinear(_Linear):

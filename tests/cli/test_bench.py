@@ -49,6 +49,22 @@ def test_data(tmp_path, capsys):
     assert 0 < report["seconds_min"] <= report["seconds_median"] and 0 < report["peak_traced_mib"] < 100
 
 
+def test_recompute(tmp_path, capsys):
+    overrides = ["-o", "Model.hidden_size=64", "Data.Train.dataset.max_seq_len=64"]
+    lines, report = run(capsys, tmp_path / "r.json", "recompute", *overrides)
+    kinds = report["kinds"]
+    assert list(kinds) == ["none", "core_attn", "full_attn", "full"]
+    live = [kinds[name]["activation_bytes"] for name in ("full", "full_attn", "core_attn", "none")]
+    assert live == sorted(live) and len(set(live)) == 4 and live[0] < live[-1] / 2
+    # kept for the backward pass of softmax(q·kᵀ)·v: at least probabilities and their dropout's result, float32, of 4 blocks,
+    # 8 samples, 4 heads and 64 × 64 places; recomputed, those of one block at a time
+    scores = 8 * 4 * 64 * 64 * 4
+    assert kinds["none"]["activation_bytes"] - kinds["core_attn"]["activation_bytes"] >= 3 * 2 * scores
+    assert len({one["loss"] for one in kinds.values()}) == 1, "dropout is on, and nothing changes to the bit"
+    assert all(one["peak_bytes"] > one["activation_bytes"] for one in kinds.values())
+    assert lines[-1].startswith("activations and gradients with full / without = ")
+
+
 def test_a_wrong_setting_is_a_users_mistake(capsys):
     assert main(["engine", "-o", "Model.hiden_size=32"]) == 2
     assert "Model.hidden_size" in capsys.readouterr().err

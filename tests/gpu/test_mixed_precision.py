@@ -1,4 +1,4 @@
-"""Mixed precision on a real GPU: bfloat16, float16 with its scaler, flash attention. Skipped without a device."""
+"""Mixed precision on a real GPU: bfloat16, float16 with its scaler, main gradients, flash attention. Skipped without one."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def test_half_precision_follows_float32(tmp_path, dtype, level):
     half = losses(tmp_path, "half", AMP, f"Engine.mix_precision.dtype={dtype}", f"Engine.mix_precision.level={level}")
     # bfloat16 keeps 8 bits: a relative error of 2^-8 = 0.4 % a value, less in the mean over 256 tokens
     assert half == pytest.approx(full, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_main_gradients_follow_float32(tmp_path, dtype):
+    common = ("Global.micro_batch_size=1", f"Engine.mix_precision.dtype={dtype}")
+    full = losses(tmp_path, "full", *common)
+    main = losses(tmp_path, "main", *common, AMP, "Engine.mix_precision.use_main_grad=true")
+    assert main == pytest.approx(full, rel=0.02)
 
 
 def test_flash_attention_follows_the_plain_one(tmp_path):

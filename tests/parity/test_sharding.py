@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppfleetx.config import UserError, load_config
-from ppfleetx.engine import check_supported
 from tests.launch import launch
 from tests.parity.sharding_worker import assemble, run
-from tests.training import NO_DROPOUT, REPO, TINY
+from tests.training import NO_DROPOUT, REPO
 
 BLOCKS, MICRO_BATCHES = 2, 2
 SMALL = (f"Model.num_layers={BLOCKS}", "Model.hidden_size=32")
@@ -71,6 +69,21 @@ def recompute_runs() -> dict[str, tuple[str, ...]]:
     return runs
 
 
+def offload_runs() -> dict[str, tuple[str, ...]]:
+    batch, offload = "Global.micro_batch_size=2", "Distributed.sharding.sharding_offload=true"
+    return {f"offload-s{stage}": (*KINDS["adamw"], batch, *sharded(2, stage), offload) for stage in STAGES}
+
+
+#: C110: one process, dp 2 and sharding 2; other axes are refused (tests/unit/config/test_rules.py)
+FUSION = {
+    f"c110-{layout}-{fusion}": (
+        *SMALL, *NO_DROPOUT, "Engine.max_steps=5", "Optimizer.name=FusedAdamW", f"Optimizer.tensor_fusion={fusion}", *overrides
+    )
+    for layout, overrides in {"dp2": (), "s2": sharded(2, 2)}.items()
+    for fusion in ("true", "false")
+}  # fmt: skip
+
+
 def fault_runs() -> dict[str, tuple[str, ...]]:
     fault = "Debug.fault={{rank: 1, step: 2, kind: {}}}"
     return {
@@ -103,7 +116,7 @@ def one() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
-    runs = {**matrix(2), **recompute_runs(), **fault_runs()}
+    runs = {**matrix(2), **recompute_runs(), **offload_runs(), **FUSION, **fault_runs()}
     return train_on(2, runs, tmp_path_factory.mktemp("two"))
 
 
@@ -199,13 +212,24 @@ def test_c52_recompute_changes_nothing_with_dropout(two, layout):
             assert seen["losses"] == right["losses"] and seen["grad_norms"] == right["grad_norms"]
 
 
+def test_c110_tensor_fusion_changes_nothing(two):
+    one = [run(FUSION[f"c110-dp2-{fusion}"]) for fusion in ("true", "false")]
+    for fused, plain in (one, *((two[f"c110-{name}-true"][0], two[f"c110-{name}-false"][0]) for name in ("dp2", "s2"))):
+        assert len(plain["losses"]) == 5 and fused["losses"] == pytest.approx(plain["losses"], rel=1e-6)
+        assert plain["losses"] == pytest.approx(one[1]["losses"], rel=1e-5)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_of_one_rank_stops_all_in_the_same_update(two, fault, stage):
     assert [seen["stopped"] for seen in two[f"{fault}-s{stage}"]] == [2, 2]
 
 
-def test_offload_is_refused_by_name():
-    config = load_config([str(REPO / TINY)], [*sharded(2, 2), "Distributed.sharding.sharding_offload=true"], 2).config
-    with pytest.raises(UserError, match=r"Distributed\.sharding\.sharding_offload"):
-        check_supported(config)
+@pytest.mark.parametrize("stage", STAGES)
+def test_offload_changes_nothing(two, stage):
+    """To the bit: the same arithmetic, elsewhere."""
+    for seen, right in zip(two[f"offload-s{stage}"], two[f"sharding2s{stage}-adamw"], strict=True):
+        assert seen["losses"] == right["losses"] and seen["grad_norms"] == right["grad_norms"]
+        assert seen["elements"] == right["elements"]
+        for piece, other in zip(seen["pieces"], right["pieces"], strict=True):
+            assert piece[:4] == other[:4] and np.array_equal(piece[4], other[4])

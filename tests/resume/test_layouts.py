@@ -32,7 +32,7 @@ LAYOUTS = {
         "pp2": degrees(pp=2),
         "sep2": degrees(sep=2),
         "sharding2s1": sharding(1),
-        "sharding2s2": sharding(2),
+        "sharding2s2": (*sharding(2), "Distributed.sharding.sharding_offload=true"),
         "sharding2s3": sharding(3),
     },
     4: {

@@ -19,6 +19,7 @@ from ppfleetx.config.schema import ShardingConfig
 from ppfleetx.distributed import ParallelContext, Topology
 from ppfleetx.distributed.sharding import ShardedParameters, partition
 from ppfleetx.distributed.sharding_unit import ALIGN, Unit, UnitOptions, view
+from ppfleetx.distributed.trainable import Dtypes
 from ppfleetx.layers.spec import ParameterSpec
 
 RANK, WORLD = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
@@ -131,7 +132,8 @@ def sharded(section, steps=4, evaluate=False, **options):
         parameters.reduce()
         norms.append(float(parameters.norm()))
         parameters.scale(min(1.0, CLIP / norms[-1]))
-        optimizer.step()
+        with parameters.updating():
+            optimizer.step()
         parameters.after_update()
         losses.append(evaluation(model))
     return losses, norms, parameters, model
@@ -227,7 +229,7 @@ def half_precision_has_float32_cuts():
     values = layer.weight.numpy()
     for name, parameter in layer.named_parameters():
         parameter.spec = ParameterSpec(name=name, shape=tuple(parameter.shape))
-    unit = Unit(layer.parameters(), CONTEXT.group("sharding"), UnitOptions(False, True, compute_dtype="bfloat16"))
+    unit = Unit(layer.parameters(), CONTEXT.group("sharding"), UnitOptions(False, True, dtypes=Dtypes("bfloat16")))
     gradient = paddle.zeros([unit.length])
     unit.attach(gradient)
     unit.gather()
@@ -241,6 +243,48 @@ def half_precision_has_float32_cuts():
         right = 3.0 if piece.spec.name == "weight" else 2 * float(paddle.to_tensor(1.001).astype("bfloat16"))
         assert piece.grad.dtype == paddle.float32 and np.allclose(piece.grad.numpy(), right), piece.spec.name
         assert piece.dtype == paddle.float32
+
+
+def offload_works_on_copies():
+    """Here a tensor's copy on the host is the tensor itself; made a copy, it must not change a thing, nor go unused."""
+    plain = paddle.Tensor.cpu
+    copies = []
+
+    def cpu(tensor):
+        copies.append(tensor.clone())
+        return copies[-1]
+
+    for number in (1, 2, 3):
+        right = sharded(stage(number), frozen=True, unused=True)
+        paddle.Tensor.cpu = cpu
+        found = sharded(stage(number, sharding_offload=True), frozen=True, unused=True)
+        paddle.Tensor.cpu = plain
+        assert found[:2] == right[:2], (found[:2], right[:2])
+        units = len(found[2]._units)
+        assert len(copies) == units + 4, "each cut, and once an update the gradient of all"
+        assert [unit.cut.data_ptr() for unit in found[2]._units] == [copy.data_ptr() for copy in copies[:units]]
+        copies.clear()
+
+
+def main_gradients_at_stage_1():
+    """Rank 0 gives 1, then 16 times 2⁻⁹, rank 1 gives 2⁻⁹ 17 times: 1 + 33 · 2⁻⁹. The parameter's own bfloat16 sum stays 1."""
+    right = {True: 1 + 33 * 2.0**-9, False: 1 + 17 * 2.0**-9}
+    for main_gradients in (True, False):
+        layer = nn.Linear(8, 8)
+        for name, parameter in layer.named_parameters():
+            parameter.spec = ParameterSpec(name=name, shape=tuple(parameter.shape))
+        dtypes = Dtypes("bfloat16", "float32", main_gradients)
+        unit = Unit(layer.parameters(), CONTEXT.group("sharding"), UnitOptions(False, False, dtypes=dtypes))
+        unit.attach(paddle.zeros([unit.length]))
+        unit.gather()
+        for number in range(17):
+            value = 1.0 if RANK == number == 0 else 2.0**-9
+            (layer.weight.astype("float32") * value).sum().backward()
+            assert (layer.weight.grad is None) == main_gradients
+        unit.finish()
+        for piece in unit.slices:
+            if piece.spec.name == "weight":
+                assert np.array_equal(np.unique(piece.grad.numpy()), [right[main_gradients]])
 
 
 def memory_falls():
@@ -299,6 +343,8 @@ for scene in (
     loaded_values_are_computed_with,
     pieces_are_a_partition,
     half_precision_has_float32_cuts,
+    main_gradients_at_stage_1,
+    offload_works_on_copies,
     memory_falls,
 ):
     scene()

@@ -16,6 +16,8 @@ SCENES = (
     "loaded_values_are_computed_with",
     "pieces_are_a_partition",
     "half_precision_has_float32_cuts",
+    "main_gradients_at_stage_1",
+    "offload_works_on_copies",
     "memory_falls",
 )
 
