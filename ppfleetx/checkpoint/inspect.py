@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, missing, rea
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.stream import numbers, pieces, stored
-from ppfleetx.checkpoint.weights import WEIGHTS_ONLY
 from ppfleetx.config.errors import Problem, UserError
 
 #: names of folders that a run makes: a checkpoint, and one that is being written or was left by a save that was killed
@@ -77,10 +76,11 @@ def faults(path: Path) -> list[str]:
     return [] if gap is None else [gap]
 
 
-def layout_name(run: Mapping[str, Any]) -> str:
-    """The layout string of what wrote a checkpoint: dp2mp2sp, sharding2s3, one process."""
-    if run.get(WEIGHTS_ONLY):
+def layout_name(manifest: Manifest) -> str:
+    """The layout string of what wrote a checkpoint: dp2mp2sp, sharding2s3, one process; or that it holds weights alone."""
+    if not manifest.progress:
         return "weights only"
+    run = manifest.run
     config = run.get("config", {})
     stage = config.get("Distributed", {}).get("sharding", {}).get("sharding_stage", "")
     degrees = {axis: degree for axis, degree in run.get("layout", {}).items() if degree > 1}
@@ -101,9 +101,9 @@ def overview(saved: Checkpoint) -> list[str]:
     return [
         str(saved.path),
         *(f"  {name:<17}{value}" for name, value in manifest.progress.items() if value != {}),
-        f"  {'layout':<17}{layout_name(manifest.run)}",
+        f"  {'layout':<17}{layout_name(manifest)}",
         *(f"  {name + ' version':<17}{value}" for name, value in manifest.run.get("versions", {}).items()),
-        *(f"  {name:<17}{manifest.run[name]}" for name in ("source",) if name in manifest.run),
+        *([f"  {'source':<17}{manifest.run['source']}"] if "source" in manifest.run else []),
         f"  {'files':<17}{_files_line(manifest)}",
         f"  {'parameters':<17}{_parameters_line(saved)}",
         "",
@@ -159,7 +159,7 @@ def _row(path: Path) -> Row:
         return Row(path.name, "-", f"incomplete: {why}", size, "-", "-")
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     state = "complete" if why is None else f"damaged: {why}"
-    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, layout_name(manifest.run), saved)
+    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, layout_name(manifest), saved)
 
 
 def _files_line(manifest: Manifest) -> str:

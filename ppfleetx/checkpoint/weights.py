@@ -1,7 +1,7 @@
 """Checkpoints that hold weights alone: one plain safetensors file and its manifest. Imports no Paddle.
 
-A run reads such a folder like any other checkpoint (`Engine.save_load.weights_only`); other programs read its
-`model.safetensors`.
+A run reads such a folder like any other checkpoint, with `Engine.save_load.weights_only`; other programs read its
+`model.safetensors`. Its manifest tells of no progress: that is how it is known.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from ppfleetx.checkpoint.stream import pieces, stored
 from ppfleetx.config.errors import Problem, UserError
 
 WEIGHTS = "model.safetensors"
-#: key in `Manifest.run` of a checkpoint without optimizer states and random streams
-WEIGHTS_ONLY = "weights_only"
 
 
 @contextmanager
@@ -50,12 +48,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def write_weights_manifest(
-    folder: Path, files: Mapping[str, FileSum], entries: Sequence[Entry], progress: dict[str, Any], run: dict[str, Any]
+    folder: Path, files: Mapping[str, FileSum], entries: Sequence[Entry], run: dict[str, Any], source: str
 ) -> None:
-    """Makes files of weights in `folder` a checkpoint; `run` must hold `config`."""
+    """Makes files of weights in `folder` a checkpoint.
+
+    Args:
+        run: `config` and `versions`, as a run would write them.
+        source: where the weights are from, for people.
+    """
     assert (gap := uncovered(entries)) is None, gap
-    run = {**run, "layout": {}, WEIGHTS_ONLY: True}  # random streams are of no layout
-    text = Manifest(dict(files), list(entries), progress, run).to_text()
+    run = {**{name: run.get(name, {}) for name in ("config", "versions")}, "layout": {}, "source": source}
+    text = Manifest(dict(files), list(entries), {}, run).to_text()
     write_file(folder / MANIFEST, [text.encode()])
 
 
@@ -67,8 +70,8 @@ def whole_entry(name: str, dtype: str, shape: tuple[int, ...], file: str = WEIGH
 def consolidate(saved: Checkpoint, out: Path) -> int:
     """Writes the weights into the new folder `out`, in pieces; returns their number.
 
-    Names, dtypes and values are those that one process would save: no padding; query, key and value apart. Step and config
-    go along; optimizer states and random streams do not.
+    Names, dtypes and values are those that one process would save: no padding; query, key and value apart. The config goes
+    along; progress, optimizer states and random streams do not.
 
     Raises:
         UserError: there is something at `out`.
@@ -76,13 +79,14 @@ def consolidate(saved: Checkpoint, out: Path) -> int:
     """
     weights = [entry for (_, slot), entry in stored(saved).items() if not slot]
     entries = [whole_entry(entry.name, entry.dtype, entry.shape) for entry in weights]
+    step = saved.manifest.progress.get("step")
+    source = f"step {step} of {saved.path.absolute()}" if step is not None else str(saved.path.absolute())
     with new_folder(out) as folder:
         summed = write_shard(
             folder / WEIGHTS,
             {entry.key: (entry.dtype, entry.shape) for entry in entries},
             (piece for entry in weights for piece in pieces(saved, entry)),
-            {"format": "ppfleetx", "step": str(saved.manifest.progress.get("step"))},
+            {"format": "ppfleetx", "source": source},
         )
-        manifest = saved.manifest
-        write_weights_manifest(folder, {WEIGHTS: summed}, entries, manifest.progress, manifest.run)
+        write_weights_manifest(folder, {WEIGHTS: summed}, entries, saved.manifest.run, source)
     return len(entries)

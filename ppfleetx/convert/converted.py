@@ -31,12 +31,11 @@ def model_config(model: Mapping[str, Any]) -> Config:
 def write_converted(
     folder: Path, files: Mapping[str, FileSum], entries: Sequence[Entry], model: Mapping[str, Any], source: str
 ) -> None:
-    """Makes files of weights a checkpoint (no step done, no sample consumed), with the section Model beside it.
+    """Makes files of weights a checkpoint, with the section Model beside it.
 
     The section's file is not one that is checked: a person may change it.
     """
     config = yaml.safe_load(model_config(model).to_yaml())
-    progress = {"step": 0, "consumed_samples": 0, "scaler": {}}
-    run = {"config": config, "versions": {"ppfleetx": ppfleetx.__version__}, "source": source}
+    run = {"config": config, "versions": {"ppfleetx": ppfleetx.__version__}}
     write_text(folder / MODEL_YAML, yaml.safe_dump({"Model": dict(model)}, sort_keys=False))
-    write_weights_manifest(folder, files, entries, progress, run)
+    write_weights_manifest(folder, files, entries, run, source)

@@ -64,7 +64,8 @@ def to_hf(saved: Checkpoint, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) 
         Damaged: a file of the checkpoint is not what its manifest says.
     """
     model = saved.manifest.run["config"]["Model"]
-    form = _family("Model.module", model.get("module"), {one.form.MODULE: one for one in FAMILIES}).form
+    titles = {title: family for family in FAMILIES for title in family.form.NAMES}
+    form = _family("Model.name", model.get("name"), titles).form
     tensors = [_theirs(saved, link) for link in form.links(model)]
     kinds = {tensor.dtype for tensor in tensors}
     config = {**form.to_config(model), "torch_dtype": _TORCH_NAMES[kinds.pop()] if len(kinds) == 1 else None}

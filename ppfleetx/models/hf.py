@@ -46,13 +46,13 @@ class HFForm(Protocol):
 
     Attributes:
         MODEL_TYPE: `model_type` of config.json.
-        MODULE: our `Model.module`.
+        NAMES: our `Model.name`s of the family.
         PREFIX: what names lack in files of the model without its head (`transformer.`).
         NO_WEIGHTS: names (after PREFIX) of tensors that hold no weights: masks that old versions stored.
     """
 
     MODEL_TYPE: str
-    MODULE: str
+    NAMES: tuple[str, ...]
     PREFIX: str
     NO_WEIGHTS: re.Pattern[str]
 

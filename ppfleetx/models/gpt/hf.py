@@ -11,7 +11,7 @@ from ppfleetx.models.gpt.spec import POSITION_EMBEDDING, WORD_EMBEDDING
 from ppfleetx.models.hf import Link, Section, only, required
 
 MODEL_TYPE = "gpt2"
-MODULE = "GPTModule"
+NAMES: tuple[str, ...] = ("GPT", "GPT-cn")
 PREFIX = "transformer."
 NO_WEIGHTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 
@@ -91,7 +91,7 @@ def from_config(config: Mapping[str, Any]) -> Section:
     problems = [*required(config, tuple(_SIZES.values())), *only(config, _FIXED)]
     if problems:
         raise UserError(*problems)
-    model = {"module": MODULE, "name": "GPT", **{ours: config[theirs] for ours, theirs in _SIZES.items()}}
+    model = {"name": NAMES[0], **{ours: config[theirs] for ours, theirs in _SIZES.items()}}
     if (inner := config.get("n_inner")) is not None:
         model["ffn_hidden_size"] = inner
     model |= {ours: config.get(theirs, default) for ours, (theirs, default) in _OPTIONS.items()}
