@@ -97,7 +97,7 @@ def _tensor_lines(a: Checkpoint, in_a: Entry, b: Checkpoint, in_b: Entry) -> lis
     if in_a.shape != in_b.shape:
         return [f"{in_a.key}: shape {list(in_a.shape)} in A, {list(in_b.shape)} in B"]
     same_type, gap = in_a.dtype == in_b.dtype, _Gap()
-    step = PIECE_BYTES // 8  # elements: pieces of both are of equal length, whatever the dtypes
+    step = PIECE_BYTES // 32  # elements (float64 takes more memory): of both alike, whatever the dtypes
     both = [pieces(saved, e, step * DTYPES[e.dtype].itemsize) for saved, e in ((a, in_a), (b, in_b))]
     for x, y in zip(*both, strict=True):
         if same_type and np.array_equal(_bits(x), _bits(y)):  # the ordinary case, and much faster

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.stream import numbers, pieces, stored
 from ppfleetx.config.errors import Problem, UserError
 
-#: names of folders that a run makes: a checkpoint, and one that is being written or was left by a save that was killed
-_PATTERNS = ("step_*", ".step_*.tmp")
+#: names of the folders that a run makes; those with a dot are being written or deleted, or were when it was killed
+_STEP, _PASSING = "step_*", ".step_*"
 
 
 class Row(NamedTuple):
@@ -47,21 +48,28 @@ def listing(folder: Path) -> list[Row]:
     Raises:
         UserError: there is none.
     """
-    return [_row(path) for path in checkpoints_in(folder)]
+    rows = []
+    for path in checkpoints_in(folder, passing=True):
+        with suppress(FileNotFoundError):  # a run deletes old ones
+            rows.append(_row(path))
+    return rows
 
 
-def checkpoints_in(path: Path) -> list[Path]:
+def checkpoints_in(path: Path, passing: bool = False) -> list[Path]:
     """The checkpoint at `path`, or those in it, whole or not.
+
+    Args:
+        passing: also folders that are being written or deleted.
 
     Raises:
         UserError: there is neither.
     """
     if not path.is_dir():
         raise UserError(Problem("PATH", str(path), "there is no such folder"))
-    if (path / MANIFEST).exists() or any(path.match(pattern) for pattern in _PATTERNS):
+    if (path / MANIFEST).exists() or path.match(_STEP):
         return [path]
-    found = {child for pattern in _PATTERNS for child in path.glob(pattern)}
-    found |= {file.parent for file in path.glob(f"*/{MANIFEST}")}
+    found = {*path.glob(_STEP), *path.glob(_PASSING), *(file.parent for file in path.glob(f"*/{MANIFEST}"))}
+    found = {child for child in found if passing or not child.name.startswith(".")}
     if not found:
         rule = f"it is no checkpoint (no {MANIFEST}) and holds none"
         raise UserError(Problem("PATH", str(path), rule, "name an output_dir, or a folder step_N in it"))
@@ -151,7 +159,9 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _row(path: Path) -> Row:
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     if path.name.startswith("."):
-        return Row(path.name, "-", "unfinished: a save under way, or one that was killed", size, "-", "-")
+        return Row(
+            path.name, "-", "unfinished: being written or deleted, or left by a run that was killed", size, "-", "-"
+        )
     why = missing(path)
     try:
         manifest = read_manifest(path)

@@ -73,7 +73,7 @@ class Shard:
             length = int.from_bytes(self._bytes[:8].tobytes(), "little")
             self._header = json.loads(self._bytes[8 : 8 + length].tobytes())
             self._data = self._bytes[8 + length :]
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {error}") from None
 
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:

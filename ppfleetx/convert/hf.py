@@ -20,7 +20,7 @@ from ppfleetx.checkpoint.manifest import Entry
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.regions import Region, whole
 from ppfleetx.checkpoint.shards import DTYPES, write_shard
-from ppfleetx.checkpoint.stream import PIECE_BYTES
+from ppfleetx.checkpoint.stream import PIECE_BYTES, stored
 from ppfleetx.checkpoint.weights import WEIGHTS, new_folder, whole_entry
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.convert.converted import model_config, write_converted
@@ -66,7 +66,8 @@ def to_hf(saved: Checkpoint, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) 
     model = saved.manifest.run["config"]["Model"]
     titles = {title: family for family in FAMILIES for title in family.form.NAMES}
     form = _family("Model.name", model.get("name"), titles).form
-    tensors = [_theirs(saved, link) for link in form.links(model)]
+    weights = {name: entry for (name, slot), entry in stored(saved).items() if not slot}
+    tensors = [_theirs(saved, weights, link) for link in form.links(model)]
     kinds = {tensor.dtype for tensor in tensors}
     config = {**form.to_config(model), "torch_dtype": _TORCH_NAMES[kinds.pop()] if len(kinds) == 1 else None}
     shards = _shards(tensors, max_shard_bytes)
@@ -106,7 +107,11 @@ def from_hf(source: Path, out: Path) -> list[str]:
         dtype, _ = folder.tensor(link.theirs)
         entries += [whole_entry(name, dtype, _our_shape(link, wanted[link.theirs].shape)) for name in link.ours]
     with new_folder(out) as aside:
-        pieces = (piece for link in links for piece in _our_pieces(folder.values(link.theirs), link))
+        pieces = (
+            piece
+            for link in links
+            for piece in _our_pieces(folder.values(link.theirs), folder.tensor(link.theirs)[0], link)
+        )
         tensors = {entry.key: (entry.dtype, entry.shape) for entry in entries}
         summed = write_shard(aside / WEIGHTS, tensors, pieces, {"format": "ppfleetx"})
         write_converted(aside, {WEIGHTS: summed}, entries, model, f"Hugging Face folder {source.absolute()}")
@@ -130,17 +135,14 @@ def _wanted(links: Sequence[Link], specs: Sequence[ParameterSpec]) -> dict[str, 
     }
 
 
-def _theirs(saved: Checkpoint, link: Link) -> _Tensor:
+def _theirs(saved: Checkpoint, weights: Mapping[str, Entry], link: Link) -> _Tensor:
     """Dtype and shape of a tensor of theirs, from those of ours."""
-    entries = [next((entry for entry in saved.manifest.entries if entry.key == name), None) for name in link.ours]
-    there = [entry for entry in entries if entry is not None]
-    if len(there) < len(entries):
-        lacks = ", ".join(name for name, entry in zip(link.ours, entries, strict=True) if entry is None)
-        raise UserError(
-            Problem("PATH", str(saved.path), f"it has no parameter {lacks}, which {link.theirs} is made of")
-        )
-    assert len({entry.dtype for entry in there}) == 1, link.ours
-    return _Tensor(link, there[0].dtype, _their_shape(link, [entry.shape for entry in there]))
+    if lacks := [name for name in link.ours if name not in weights]:
+        rule = f"it has no parameter {', '.join(lacks)}, which {link.theirs} is made of"
+        raise UserError(Problem("PATH", str(saved.path), rule))
+    entries = [weights[name] for name in link.ours]
+    assert len({entry.dtype for entry in entries}) == 1, link.ours
+    return _Tensor(link, entries[0].dtype, _their_shape(link, [entry.shape for entry in entries]))
 
 
 def _their_shape(link: Link, ours: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -180,7 +182,7 @@ def _their_pieces(saved: Checkpoint, tensor: _Tensor) -> Iterator[np.ndarray]:
     if link.transposed:  # their rows are our columns, of one of ours after another
         rows //= len(link.ours)
         for name in link.ours:
-            for start, stop in _steps(rows, columns, tensor.dtype):
+            for start, stop in _steps(rows, columns, tensor.dtype, turned=True):
                 block = saved.read(name, "", Region(((0, columns), (start, stop))))
                 yield block.reshape(columns, stop - start).T.reshape(-1)
         return
@@ -190,21 +192,19 @@ def _their_pieces(saved: Checkpoint, tensor: _Tensor) -> Iterator[np.ndarray]:
         yield np.concatenate([block.reshape(-1, width) for block in blocks], axis=1).reshape(-1)
 
 
-def _our_pieces(values: np.ndarray, link: Link) -> Iterator[np.ndarray]:
+def _our_pieces(values: np.ndarray, dtype: str, link: Link) -> Iterator[np.ndarray]:
     """The values of ours one after another, in row-major order, from a (mapped) tensor of theirs."""
     values = values.T if link.transposed else values
     width = values.shape[-1] // len(link.ours)
     for number in range(len(link.ours)):
         part = values[..., number * width : (number + 1) * width]
-        row_bytes = part.nbytes // len(part)
-        step = max(PIECE_BYTES // max(row_bytes, 1), 1)
-        for start in range(0, len(part), step):
-            yield np.ascontiguousarray(part[start : start + step]).reshape(-1)
+        for start, stop in _steps(len(part), part.size // len(part), dtype, link.transposed):
+            yield np.ascontiguousarray(part[start:stop]).reshape(-1)
 
 
-def _steps(rows: int, columns: int, dtype: str) -> Iterator[tuple[int, int]]:
-    """Runs of rows of about PIECE_BYTES."""
-    step = max(PIECE_BYTES // (columns * DTYPES[dtype].itemsize), 1)
+def _steps(rows: int, columns: int, dtype: str, turned: bool = False) -> Iterator[tuple[int, int]]:
+    """Runs of rows of about PIECE_BYTES; longer ones where columns of a file become rows, as each reads in all of the file."""
+    step = max((4 if turned else 1) * PIECE_BYTES // (columns * DTYPES[dtype].itemsize), 1)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 

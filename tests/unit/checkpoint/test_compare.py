@@ -22,7 +22,7 @@ def test_the_same_state_in_other_parts_is_equal(tmp_path):
     assert (found.tensors, found.settings, found.num_equal) == ([], [], 3)
 
 
-@pytest.mark.parametrize("piece_bytes", [16, 1 << 20])
+@pytest.mark.parametrize("piece_bytes", [64, 1 << 20])
 def test_numbers_worked_out_by_hand(tmp_path, monkeypatch, piece_bytes):
     """a: 2.0 → 2.5 at [1, 2] and −8 → −4 at [3, 0]: largest difference 4; relative 0.5/2.5 = 0.2 and 4/8 = 0.5."""
     monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)

@@ -24,9 +24,12 @@ def test_listing_says_which_are_whole_and_why_others_are_not(tmp_path):
     (tmp_path / "step_00000010/shard_00001.safetensors").unlink()
     (tmp_path / "step_00000011").mkdir()
     (tmp_path / ".step_00000012.tmp").mkdir()
+    write_checkpoint(tmp_path / ".step_00000001.deleted", ARRAYS)
     (tmp_path / "previous-1").mkdir()
     (tmp_path / "metrics.jsonl").touch()
     rows = listing(tmp_path)
+    deleted = rows.pop(0)
+    assert deleted.name == ".step_00000001.deleted" and deleted.state.startswith("unfinished: being written or deleted")
     assert [(row.name, row.step, row.layout) for row in rows] == [
         ("step_00000002", "2", "pp2mp2sp"),
         ("step_00000010", "10", "one process"),
@@ -38,6 +41,7 @@ def test_listing_says_which_are_whole_and_why_others_are_not(tmp_path):
     size = sum(file.stat().st_size for file in (tmp_path / "step_00000002").iterdir())
     assert rows[0].size_bytes == size > 5 * 4 * 4 * 2
     assert listing(tmp_path / "step_00000002") == rows[:1]
+    assert [path.name for path in checkpoints_in(tmp_path)] == [row.name for row in rows[:3]]
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
