@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -84,15 +84,15 @@ def faults(path: Path) -> list[str]:
     return [] if gap is None else [gap]
 
 
-def layout_name(manifest: Manifest) -> str:
-    """The layout string of what wrote a checkpoint: dp2mp2sp, sharding2s3, one process; or that it holds weights alone."""
-    if not manifest.progress:
-        return "weights only"
-    run = manifest.run
-    config = run.get("config", {})
+def layout_name(config: Mapping[str, Any], degrees: Mapping[str, int]) -> str:
+    """The layout string of a run: dp2mp2sp, sharding2s3, one process.
+
+    Args:
+        config: the resolved configuration, as a tree.
+        degrees: of each axis.
+    """
     stage = config.get("Distributed", {}).get("sharding", {}).get("sharding_stage", "")
-    degrees = {axis: degree for axis, degree in run.get("layout", {}).items() if degree > 1}
-    names = [f"{axis}{degree}{f's{stage}' if axis == 'sharding' else ''}" for axis, degree in degrees.items()]
+    names = [f"{axis}{n}{f's{stage}' if axis == 'sharding' else ''}" for axis, n in degrees.items() if n > 1]
     return "".join(names) + ("sp" if config.get("Model", {}).get("sequence_parallel") else "") or "one process"
 
 
@@ -109,7 +109,7 @@ def overview(saved: Checkpoint) -> list[str]:
     return [
         str(saved.path),
         *(f"  {name:<17}{value}" for name, value in manifest.progress.items() if value != {}),
-        f"  {'layout':<17}{layout_name(manifest)}",
+        f"  {'layout':<17}{_written_by(manifest)}",
         *(f"  {name + ' version':<17}{value}" for name, value in manifest.run.get("versions", {}).items()),
         *([f"  {'source':<17}{manifest.run['source']}"] if "source" in manifest.run else []),
         f"  {'files':<17}{_files_line(manifest)}",
@@ -169,7 +169,13 @@ def _row(path: Path) -> Row:
         return Row(path.name, "-", f"incomplete: {why}", size, "-", "-")
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     state = "complete" if why is None else f"damaged: {why}"
-    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, layout_name(manifest), saved)
+    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, _written_by(manifest), saved)
+
+
+def _written_by(manifest: Manifest) -> str:
+    if not manifest.progress:
+        return "weights only"
+    return layout_name(manifest.run.get("config") or {}, manifest.run.get("layout") or {})
 
 
 def _files_line(manifest: Manifest) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from ppfleetx.checkpoint import stream
 from ppfleetx.checkpoint.inspect import checkpoints_in, faults, layout_name, listing, overview, readable, statistics
-from ppfleetx.checkpoint.manifest import MANIFEST, Manifest
+from ppfleetx.checkpoint.manifest import MANIFEST
 from ppfleetx.checkpoint.shards import Damaged, Shard
 from ppfleetx.config.errors import UserError
 from tests.unit.checkpoint.written import bfloat16, random_arrays, write_checkpoint
@@ -61,9 +61,7 @@ def test_a_folder_without_any_is_a_users_mistake(tmp_path, make):
 )
 def test_layout_name(degrees, stage, name):
     config = {"Distributed": {"sharding": {"sharding_stage": stage}}, "Model": {"sequence_parallel": False}}
-    run = {"layout": degrees, "config": config}
-    assert layout_name(Manifest({}, [], {"step": 1}, run)) == name
-    assert layout_name(Manifest({}, [], {}, run)) == "weights only"
+    assert layout_name(config, degrees) == name
 
 
 def test_every_fault_is_named(tmp_path):
