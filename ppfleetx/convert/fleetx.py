@@ -25,7 +25,7 @@ from ppfleetx.config.load import load_tree
 from ppfleetx.convert.converted import model_config, write_converted
 from ppfleetx.convert.pickles import load_arrays
 from ppfleetx.layers.spec import ParameterSpec
-from ppfleetx.models.gpt.spec import POSITION_EMBEDDING, WORD_EMBEDDING, parameters
+from ppfleetx.models.gpt.spec import parameters
 
 _FILE = "model.pdparams"
 _FOLDER = re.compile(r"mp_(\d+)_sharding_(\d+)_pp_(\d+)")
@@ -196,7 +196,7 @@ def logical_name(key: str, num_layers: int) -> str | None:
     """Our name of one of their parameters, whichever of their models (single, hybrid, pipeline) has it; None: unknown."""
     key = _WRAPPER.sub("", key)
     if embedding := _EMBEDDING.fullmatch(key):
-        return {"word": WORD_EMBEDDING, "position": POSITION_EMBEDDING}[embedding[1]]
+        return f"embedding.{embedding[1]}.weight"
     if norm := _NORM.fullmatch(key):
         return f"norm.{norm[1]}"
     if block := _BLOCK.fullmatch(key):

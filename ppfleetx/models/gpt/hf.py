@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.models.gpt.spec import POSITION_EMBEDDING, WORD_EMBEDDING
 from ppfleetx.models.hf import Link, Section, only, required
 
 MODEL_TYPE = "gpt2"
@@ -56,7 +55,10 @@ _FIXED = {
 
 def links(model: Mapping[str, Any]) -> list[Link]:
     """All tensors, in GPT-2's order; the head is the word embedding."""
-    found = [Link(_WORD, (WORD_EMBEDDING,)), Link("transformer.wpe.weight", (POSITION_EMBEDDING,))]
+    found = [
+        Link(_WORD, ("embedding.word.weight",)),
+        Link("transformer.wpe.weight", ("embedding.position.weight",)),
+    ]
     for number in range(model["num_layers"]):
         for ours, theirs in _BLOCK.items():
             found += _pair(f"transformer.h.{number}.{theirs}", tuple(f"blocks.{number}.{one}" for one in ours))
