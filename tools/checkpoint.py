@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import yaml
 
 if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,47 +29,55 @@ EXIT_DIFFERENT = 1
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    from ppfleetx.convert.hf import MAX_SHARD_BYTES
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def verb(name: str, work: object, text: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=text, description=text.capitalize() + ".")
+    def verb(name: str, work: Callable[[argparse.Namespace], int], text: str) -> Callable[..., argparse.Action]:
+        added = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         added.set_defaults(work=work)
-        return added
+        return added.add_argument
 
-    ls = verb("ls", _ls, "the checkpoints in a folder: step, whether complete, size, layout that wrote it, time")
-    ls.add_argument("folder", type=Path, metavar="DIR", help="an output_dir, or one checkpoint")
-    verify = verb("verify", _verify, "read every file and compare its checksum")
-    verify.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="checkpoints, or an output_dir")
-    show = verb("show", _show, "progress, versions and tensors of a checkpoint, or the values of one tensor")
-    show.add_argument("path", type=Path, metavar="PATH", help="a checkpoint: a step_N folder")
-    show.add_argument("name", nargs="?", metavar="NAME", help="a tensor, NAME or NAME.SLOT: its least, most, mean, …")
-    diff = verb("diff", _diff, "how two checkpoints differ; exit code 1 if a tensor does")
-    diff.add_argument("a", type=Path, metavar="A")
-    diff.add_argument("b", type=Path, metavar="B")
-    diff.add_argument("--weights", action="store_true", help="leave out what the optimizer keeps")
-    hashed = verb("hash", _hash, "a fingerprint of all values, the same whatever layout wrote them")
-    hashed.add_argument("path", type=Path, metavar="PATH")
-    hashed.add_argument("--tensors", action="store_true", help="of each tensor too")
-    consolidate = verb("consolidate", _consolidate, "one plain file of weights, OUT/model.safetensors")
-    consolidate.add_argument("path", type=Path, metavar="PATH")
-    consolidate.add_argument("out", type=Path, metavar="OUT", help="a new folder, a checkpoint of weights itself")
-    to_hf = verb("to-hf", _to_hf, "a Hugging Face folder of the weights")
-    to_hf.add_argument("path", type=Path, metavar="PATH")
-    to_hf.add_argument("out", type=Path, metavar="OUT_DIR", help="a new folder")
-    to_hf.add_argument(
-        "--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, metavar="N",
-        help="more than this is cut into several files with an index (default: %(default)s)",
-    )  # fmt: skip
-    from_hf = verb("from-hf", _from_hf, "a checkpoint of the weights in a Hugging Face folder")
-    from_hf.add_argument("source", type=Path, metavar="HF_DIR")
-    from_hf.add_argument("out", type=Path, metavar="OUT", help="a new folder")
-    from_fleetx = verb("from-fleetx", _from_fleetx, "a checkpoint of the weights that PaddleFleetX saved")
-    from_fleetx.add_argument("source", type=Path, metavar="DIR", help="a folder epoch_E_step_S")
-    from_fleetx.add_argument("out", type=Path, metavar="OUT", help="a new folder")
-    from_fleetx.add_argument(
+    _add_looking(verb)
+    _add_converting(verb)
+    return parser.parse_args(argv)
+
+
+def _add_looking(verb: Callable[..., Callable[..., argparse.Action]]) -> None:
+    add = verb("ls", _ls, "the checkpoints in a folder: step, size, layout that wrote it, time, whether complete")
+    add("folder", type=Path, metavar="DIR", help="an output_dir, or one checkpoint")
+    add = verb("verify", _verify, "read every file and compare its checksum")
+    add("paths", type=Path, nargs="+", metavar="PATH", help="checkpoints, or an output_dir")
+    add = verb("show", _show, "progress, versions and tensors of a checkpoint, or the values of one tensor")
+    add("path", type=Path, metavar="PATH", help="a checkpoint: a step_N folder")
+    add("name", nargs="?", metavar="NAME", help="a tensor, NAME or NAME.SLOT: its least, most, mean, …")
+    add("--config", action="store_true", help="the resolved YAML of the run that wrote it")
+    add = verb("diff", _diff, "how two checkpoints differ; exit code 1 if a tensor does")
+    add("a", type=Path, metavar="A")
+    add("b", type=Path, metavar="B")
+    add("--weights", action="store_true", help="leave out what the optimizer keeps")
+    add = verb("hash", _hash, "a fingerprint of all values, the same whatever layout wrote them")
+    add("path", type=Path, metavar="PATH")
+    add("--tensors", action="store_true", help="of each tensor too")
+
+
+def _add_converting(verb: Callable[..., Callable[..., argparse.Action]]) -> None:
+    from ppfleetx.convert.hf import MAX_SHARD_BYTES
+
+    add = verb("consolidate", _consolidate, "one plain file of weights, OUT/model.safetensors")
+    add("path", type=Path, metavar="PATH")
+    add("out", type=Path, metavar="OUT", help="a new folder; it is a checkpoint of weights itself")
+    add = verb("to-hf", _to_hf, "a Hugging Face folder of the weights")
+    add("path", type=Path, metavar="PATH")
+    add("out", type=Path, metavar="OUT_DIR", help="a new folder")
+    many = "more than this goes into several files with an index (default: %(default)s)"
+    add("--max-shard-bytes", type=int, default=MAX_SHARD_BYTES, metavar="N", help=many)
+    add = verb("from-hf", _from_hf, "a checkpoint of the weights in a Hugging Face folder")
+    add("source", type=Path, metavar="HF_DIR")
+    add("out", type=Path, metavar="OUT", help="a new folder")
+    add = verb("from-fleetx", _from_fleetx, "a checkpoint of the weights that PaddleFleetX saved")
+    add("source", type=Path, metavar="DIR", help="a folder epoch_E_step_S")
+    add("out", type=Path, metavar="OUT", help="a new folder")
+    add(
         "-c",
         "--config",
         action="append",
@@ -74,8 +85,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="the run's YAML: its section Model counts",
     )
-    from_fleetx.add_argument("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
-    return parser.parse_args(argv)
+    add("-o", "--override", action="extend", nargs="+", default=[], metavar="KEY=VALUE")
 
 
 def _ls(args: argparse.Namespace) -> int:
@@ -97,6 +107,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     saved = _open(args.path)
+    if args.config:
+        print(yaml.safe_dump(saved.manifest.run.get("config"), sort_keys=False), end="")
+        return 0
     print(*(inspect.statistics(saved, args.name) if args.name else inspect.overview(saved)), sep="\n")
     return 0
 
