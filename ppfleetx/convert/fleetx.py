@@ -75,21 +75,29 @@ def from_fleetx(source: Path, out: Path, config_files: Sequence[str], overrides:
         UserError: there is something at `out`, or the files are not of this model, or ask for more than arrays.
         Damaged: a file is no file of parameters.
     """
-    tree, _ = load_tree(config_files, overrides)
-    model = {name: value for name, value in (tree.get("Model") or {}).items() if name not in _RUN_KEYS}
+    model = model_section(config_files, overrides)
     parts = _parts(source)
     job = _Job(model_config(model), 1 + max(part.mp_rank for part in parts))
-    files: dict[str, FileSum] = {}
     with new_folder(out) as aside:
-        for part in parts:
-            shard = f"shard_{len(files):05d}.safetensors"
-            held = job.take(part, load_arrays(part.path), shard)
-            if held:
-                tensors = {entry.key: (entry.dtype, entry.stored_shape) for one in held for entry in one.entries}
-                files[shard] = write_shard(aside / shard, tensors, (piece for one in held for piece in one.memories()))
+        files = dict(written for part in parts if (written := _write_part(job, part, aside)) is not None)
         job.check_complete(source)
         write_converted(aside, files, job.entries, model, f"PaddleFleetX checkpoint {source.absolute()}")
     return [*job.notes, *_left_out(parts)]
+
+
+def model_section(config_files: Sequence[str], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What the section Model of their YAML says of the model itself."""
+    tree, _ = load_tree(config_files, overrides)
+    return {name: value for name, value in (tree.get("Model") or {}).items() if name not in _RUN_KEYS}
+
+
+def _write_part(job: _Job, part: _Part, folder: Path) -> tuple[str, FileSum] | None:
+    """Makes a shard of what is new in a file; None: nothing is."""
+    shard = f"shard_{part.pp_rank * job.mp_degree + part.mp_rank:05d}.safetensors"
+    held = job.take(part, load_arrays(part.path), shard)
+    tensors = {entry.key: (entry.dtype, entry.stored_shape) for one in held for entry in one.entries}
+    memories = (memory for one in held for memory in one.memories())
+    return (shard, write_shard(folder / shard, tensors, memories)) if held else None
 
 
 class _Held(NamedTuple):

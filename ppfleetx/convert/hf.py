@@ -63,7 +63,9 @@ def to_hf(saved: Checkpoint, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) 
         UserError: there is something at `out`, or the model has no form there.
         Damaged: a file of the checkpoint is not what its manifest says.
     """
-    model = saved.manifest.run["config"]["Model"]
+    model = (saved.manifest.run.get("config") or {}).get("Model")
+    if model is None:
+        raise UserError(Problem("PATH", str(saved.path), "its manifest does not tell the section Model of the run"))
     titles = {title: family for family in FAMILIES for title in family.form.NAMES}
     form = _family("Model.name", model.get("name"), titles).form
     weights = {name: entry for (name, slot), entry in stored(saved).items() if not slot}

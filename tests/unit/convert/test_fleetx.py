@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -14,9 +15,11 @@ from ppfleetx.checkpoint.fingerprint import fingerprint
 from ppfleetx.checkpoint.inspect import faults
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.config.errors import UserError
-from ppfleetx.convert.fleetx import from_fleetx, logical_name
+from ppfleetx.convert.converted import model_config
+from ppfleetx.convert.fleetx import from_fleetx, logical_name, model_section
 from tests.unit.models.test_gpt import make
 
+GOLDEN = Path(__file__).resolve().parents[2] / "golden/fleetx_yaml"
 H, HEADS, LAYERS, VOCAB, FFN, POSITIONS = 12, 2, 4, 21, 20, 6
 MODEL = {
     "module": "GPTModule", "name": "GPT", "vocab_size": VOCAB, "vocab_size_divisible_unit": 4, "hidden_size": H,
@@ -233,6 +236,22 @@ def test_half_precision_keeps_its_bits(tmp_path, config):
 def test_names(key, name):
     """Of a model of 24 blocks, under every wrapper."""
     assert logical_name(key, 24) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("345M_single_card", (24, 1024, 16, 50304)),
+        ("1.3B_dp8", (24, 2048, 16, 50304)),
+        ("6.7B_sharding16", (32, 4096, 32, 50304)),
+        ("13B_dp8", (40, 5120, 40, 50432)),
+        ("175B_mp8_pp16", (96, 12288, 96, 51200)),
+    ],
+)
+def test_their_own_files_tell_the_model(name, sizes):
+    """Whatever number of processes they are for."""
+    model = model_config(model_section([str(GOLDEN / f"pretrain_gpt_{name}.yaml")])).Model
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads, model.vocab_size) == sizes
 
 
 def test_another_model_than_the_yaml_says(tmp_path, config):

@@ -317,12 +317,13 @@ def test_no_config_no_folder_and_a_taken_place(tmp_path):
     refusal(folder, "it has no config.json")
 
 
-def test_a_checkpoint_that_lacks_a_parameter(tmp_path):
-    saved = write_checkpoint(
-        tmp_path / "ours", random_arrays(("norm.weight", (8,), "float32")), run={"config": {"Model": MODEL}}
-    )
+def test_a_checkpoint_that_lacks_what_is_needed(tmp_path):
+    arrays = random_arrays(("norm.weight", (8,), "float32"))
+    saved = write_checkpoint(tmp_path / "ours", arrays, run={"config": {"Model": MODEL}})
     with pytest.raises(UserError, match=r"no parameter embedding.word.weight, which transformer.wte.weight"):
         to_hf(saved, tmp_path / "hf")
+    with pytest.raises(UserError, match="does not tell the section Model"):
+        to_hf(write_checkpoint(tmp_path / "bare", arrays), tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 
 
