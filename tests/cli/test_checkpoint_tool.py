@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import paddle
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from ppfleetx.checkpoint.reader import Checkpoint
-from tests.training import NO_DROPOUT, Outcome, train, train_on
+from ppfleetx.checkpoint.weights import WEIGHTS
+from tests.training import NO_DROPOUT, Outcome, arguments, same_weights, train, train_on
 from tools.checkpoint import main
+from tools.eval import main as evaluate
 
 REPO = Path(__file__).resolve().parents[2]
 #: a vocabulary of 300 is padded to 384, and under mp2 to 512
@@ -109,6 +113,32 @@ def test_hash_and_consolidate(written, folder, capsys, tmp_path):
     assert f"step 2 of {folder / 'many' / LAST}" in said(capsys, 0, "show", tmp_path / "out")
     digests = said(capsys, 0, "hash", "--tensors", tmp_path / "out").splitlines()
     assert len(digests) == 36 + 2 and digests[0].endswith("  blocks.0.attention.k.bias")
+
+
+def test_c109_one_file_of_a_parallel_run(written, folder, capsys, tmp_path):
+    """mp2·pp2 → one file, as one process would have saved it; its evaluation on one process is that of the parallel run."""
+    said(capsys, 0, "consolidate", folder / "many" / LAST, tmp_path / "out")
+    plain = load_file(tmp_path / "out" / WEIGHTS)
+    expected, alone = written["many"].weights(2), written["one"].weights(2)
+    assert {name: one.shape for name, one in plain.items()} == {name: one.shape for name, one in alone.items()}
+    assert plain["embedding.word.weight"].shape == (300, 64)
+    assert all(np.array_equal(one, expected[name]) for name, one in plain.items())
+    use = (f"Engine.save_load.ckpt_dir={tmp_path / 'out'}", "Engine.eval_freq=2", "Engine.eval_iters=2")
+    assert evaluate(arguments(tmp_path / "run", *MODEL, *use)) == 0
+    captured = capsys.readouterr()
+    (loss,) = re.findall(r"\[eval\] step: \d+, loss: ([\d.]+)", captured.out + captured.err)
+    (record,) = written["many"].records("eval")
+    assert float(loss) == pytest.approx(record["loss"], rel=1e-6)
+    # fine-tuning starts with these weights, whichever form they are read from, and a new optimizer
+    tuned = {}
+    for name, path in (("file", tmp_path / "out"), ("parts", folder / "many" / LAST)):
+        tune = (f"Engine.save_load.ckpt_dir={path}", "Engine.save_load.weights_only=true", "Engine.max_steps=2")
+        tuned[name] = train(tmp_path / name, *MODEL, *tune)
+    assert [record["step"] for record in tuned["file"].records()] == [1, 2]
+    assert tuned["file"].losses() == tuned["parts"].losses()
+    assert same_weights(tuned["file"].tensors(2), tuned["parts"].tensors(2))
+    first, *_ = written["many"].losses()
+    assert tuned["file"].losses()[0] < first - 0.05  # the same batch, after two updates
 
 
 BLOCKED = """
