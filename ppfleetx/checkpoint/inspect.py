@@ -109,7 +109,7 @@ def overview(saved: Checkpoint) -> list[str]:
     return [
         str(saved.path),
         *(f"  {name:<17}{value}" for name, value in manifest.progress.items() if value != {}),
-        f"  {'layout':<17}{_written_by(manifest)}",
+        f"  {'layout':<17}{written_by(manifest)}",
         *(f"  {name + ' version':<17}{value}" for name, value in manifest.run.get("versions", {}).items()),
         *([f"  {'source':<17}{manifest.run['source']}"] if "source" in manifest.run else []),
         f"  {'files':<17}{_files_line(manifest)}",
@@ -169,10 +169,11 @@ def _row(path: Path) -> Row:
         return Row(path.name, "-", f"incomplete: {why}", size, "-", "-")
     saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     state = "complete" if why is None else f"damaged: {why}"
-    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, _written_by(manifest), saved)
+    return Row(path.name, str(manifest.progress.get("step", "-")), state, size, written_by(manifest), saved)
 
 
-def _written_by(manifest: Manifest) -> str:
+def written_by(manifest: Manifest) -> str:
+    """The layout string of what wrote a checkpoint; or that it holds weights alone, which are of none."""
     if not manifest.progress:
         return "weights only"
     return layout_name(manifest.run.get("config") or {}, manifest.run.get("layout") or {})

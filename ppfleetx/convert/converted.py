@@ -36,6 +36,6 @@ def write_converted(
     The section's file is not one that is checked: a person may change it.
     """
     config = yaml.safe_load(model_config(model).to_yaml())
-    run = {"config": config, "versions": {"ppfleetx": ppfleetx.__version__}}
+    run = {"config": {"Model": config["Model"]}, "versions": {"ppfleetx": ppfleetx.__version__}}
     write_text(folder / MODEL_YAML, yaml.safe_dump({"Model": dict(model)}, sort_keys=False))
     write_weights_manifest(folder, files, entries, run, source)

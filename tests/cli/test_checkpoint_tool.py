@@ -176,13 +176,19 @@ def test_no_verb_needs_paddle(written, folder, tmp_path):
     assert Checkpoint(out / "back").shapes() == Checkpoint(step).shapes()
 
 
-def test_from_hf_says_what_to_do_next(written, folder, capsys, tmp_path):
+def test_there_and_back_and_on(written, folder, capsys, tmp_path):
+    """A run's weights as Hugging Face's and back evaluate as they did, with the section Model that came along."""
     said(capsys, 0, "to-hf", folder / "one" / LAST, tmp_path / "hf", "--max-shard-bytes", 200_000)
     assert len(list((tmp_path / "hf").glob("model-*-of-*.safetensors"))) > 2
     text = said(capsys, 0, "from-hf", tmp_path / "hf", tmp_path / "back")
     assert str(tmp_path / "back/model.yaml") in text and "Engine.save_load.ckpt_dir=" in text
-    model = yaml.safe_load((tmp_path / "back/model.yaml").read_text())["Model"]
-    assert (model["vocab_size"], model["num_layers"], model["hidden_dropout_prob"]) == (300, 2, 0)
+    use = (f"Engine.save_load.ckpt_dir={tmp_path / 'back'}", "Engine.eval_freq=2", "Engine.eval_iters=2")
+    command = arguments(tmp_path / "run", *use)
+    assert evaluate([*command[:2], "-c", str(tmp_path / "back/model.yaml"), *command[2:]]) == 0
+    text = capsys.readouterr().out
+    (record,) = written["one"].records("eval")
+    assert f"loss: {record['loss']:.9f}" in text
+    assert "layout weights only → one process" in text and "config changed" not in text
 
 
 @pytest.mark.parametrize(
