@@ -129,6 +129,8 @@ def test_c109_one_file_of_a_parallel_run(written, folder, capsys, tmp_path):
     (loss,) = re.findall(r"\[eval\] step: \d+, loss: ([\d.]+)", captured.out + captured.err)
     (record,) = written["many"].records("eval")
     assert float(loss) == pytest.approx(record["loss"], rel=1e-6)
+    going_on = train(tmp_path / "on", *MODEL, f"Engine.save_load.ckpt_dir={tmp_path / 'out'}", "Engine.max_steps=3")
+    assert going_on.code == 2 and "Engine.save_load.weights_only=true" in capsys.readouterr().err
     # fine-tuning starts with these weights, whichever form they are read from, and a new optimizer
     tuned = {}
     for name, path in (("file", tmp_path / "out"), ("parts", folder / "many" / LAST)):
