@@ -35,16 +35,20 @@ class Damaged(Exception):
 
 
 def write_shard(
-    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]], memories: Iterable[np.ndarray]
+    path: Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    memories: Iterable[np.ndarray],
+    metadata: Mapping[str, str] | None = None,
 ) -> FileSum:
     """Writes tensors and forces them to the disk.
 
     Args:
         path: the file.
         tensors: key to (dtype, shape).
-        memories: the values of each, in the same order; taken one at a time.
+        memories: the values of each, in the same order, in one piece or several, none of them empty; taken one at a time.
+        metadata: texts that the file carries besides.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for key, (dtype, shape) in tensors.items():
         stop = offset + prod(shape) * DTYPES[dtype].itemsize
@@ -69,8 +73,16 @@ class Shard:
             length = int.from_bytes(self._bytes[:8].tobytes(), "little")
             self._header = json.loads(self._bytes[8 : 8 + length].tobytes())
             self._data = self._bytes[8 + length :]
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise Damaged(f"{path} cannot be read: {error}") from None
+
+    def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """What it holds, in its order: key to (dtype as the file says it, shape)."""
+        try:
+            entries = {key: value for key, value in self._header.items() if key != "__metadata__"}
+            return {key: (value["dtype"], tuple(map(int, value["shape"]))) for key, value in entries.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise Damaged(f"{self.path} has no header of safetensors: {type(error).__name__} {error}") from None
 
     def memory(self, key: str) -> np.ndarray:
         """The values of a tensor, 1-D, read-only."""

@@ -8,14 +8,16 @@ import platform
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import paddle
 import yaml
 
 import ppfleetx
+from ppfleetx.checkpoint.compare import differences
 from ppfleetx.checkpoint.files import move_aside, write_text
+from ppfleetx.checkpoint.inspect import layout_name, written_by
 from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
 from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint
@@ -156,9 +158,10 @@ def _tensor(memory: np.ndarray, shape: Sequence[int], like: paddle.Tensor) -> pa
 def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) -> str:
     """The table of what was restored and from where, what was not, and what changed in the config since."""
     progress, run = engine.progress, saved.manifest.run
-    before, now = run.get("config"), yaml.safe_load(engine.config.to_yaml())
+    now = yaml.safe_load(engine.config.to_yaml())
+    before = run.get("config") or {}  # of another program's weights only the section Model
     files = len({entry.file for entry in saved.manifest.entries})
-    there = _layout(before, run["layout"]) if before else "unknown"
+    there, here = written_by(saved.manifest), layout_name(now, engine.context.topology.degrees)
     anew = engine.config.Engine.save_load.weights_only
     rows = {
         "step": progress.step,
@@ -166,12 +169,12 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) ->
         "next samples": _samples_line(_next_samples(progress, data), run.get("next_samples"), anew),
         "weights": _weights_line(engine.config, saved),
         "optimizer": "not restored" if anew else _optimizer_line(engine.config, saved, slots),
-        "shards": f"{files} file{'s' if files > 1 else ''}, layout {there} → {_layout(now, engine.context.topology.degrees)}",
+        "shards": f"{files} file{'s' if files > 1 else ''}, layout {there} → {here}",
         "random streams": _streams_line(engine, saved, anew),
     }
     lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
     lines += [f"  {name:<18} {value}" for name, value in rows.items()]
-    for key, (old, new) in sorted(_differences(before or now, now).items()):
+    for key, (old, new) in sorted(differences(before, {section: now.get(section) for section in before}).items()):
         if not key.startswith(("_derived", KEY)):
             lines.append(f"  config changed     {key}: {old!r} → {new!r}")
     return "\n".join(lines)
@@ -293,23 +296,6 @@ def _same_layout(engine: Engine, saved: Checkpoint) -> bool:
     return saved.manifest.run["layout"] == engine.context.topology.degrees
 
 
-def _layout(config: dict[str, Any], degrees: dict[str, int]) -> str:
-    """The layout string, such as dp2mp2sp or sharding2s3."""
-    degrees = {axis: degree for axis, degree in degrees.items() if degree > 1}
-    stage = config["Distributed"]["sharding"]["sharding_stage"]
-    names = [f"{axis}{degree}{f's{stage}' if axis == 'sharding' else ''}" for axis, degree in degrees.items()]
-    return "".join(names) + ("sp" if config["Model"]["sequence_parallel"] else "") or "one process"
-
-
 def _seed_after(seed: int, consumed_samples: int) -> int:
     """A seed for a run that goes on under another layout: a function of both, far from the seeds in use."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{consumed_samples}".encode()).digest()[:6], "big")
-
-
-def _differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        found: dict[str, tuple[Any, Any]] = {}
-        for name in sorted({*old, *new}):
-            found |= _differences(old.get(name), new.get(name), f"{path}.{name}" if path else name)
-        return found
-    return {} if old == new else {path: (old, new)}

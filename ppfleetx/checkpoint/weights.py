@@ -1,0 +1,92 @@
+"""Checkpoints that hold weights alone: one plain safetensors file and its manifest. Imports no Paddle.
+
+A run reads such a folder like any other checkpoint, with `Engine.save_load.weights_only`; other programs read its
+`model.safetensors`. Its manifest tells of no progress: that is how it is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ppfleetx.checkpoint.files import FileSum, sync, write_file
+from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, uncovered
+from ppfleetx.checkpoint.reader import Checkpoint
+from ppfleetx.checkpoint.regions import whole
+from ppfleetx.checkpoint.shards import write_shard
+from ppfleetx.checkpoint.stream import pieces, stored
+from ppfleetx.config.errors import Problem, UserError
+
+WEIGHTS = "model.safetensors"
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `path` if all goes well and vanishes if not.
+
+    Raises:
+        UserError: there is something at `path` already.
+    """
+    if path.exists() or path.is_symlink():
+        raise UserError(
+            Problem("OUT", str(path), "it is there already, and nothing is overwritten", "name a new folder")
+        )
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        sync(aside)
+        os.rename(aside, path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def write_weights_manifest(
+    folder: Path, files: Mapping[str, FileSum], entries: Sequence[Entry], run: dict[str, Any], source: str
+) -> None:
+    """Makes files of weights in `folder` a checkpoint.
+
+    Args:
+        run: `config` and `versions`, as a run would write them.
+        source: where the weights are from, for people.
+    """
+    assert (gap := uncovered(entries)) is None, gap
+    run = {**{name: run.get(name, {}) for name in ("config", "versions")}, "layout": {}, "source": source}
+    text = Manifest(dict(files), list(entries), {}, run).to_text()
+    write_file(folder / MANIFEST, [text.encode()])
+
+
+def whole_entry(name: str, dtype: str, shape: tuple[int, ...], file: str = WEIGHTS) -> Entry:
+    """A weight that lies whole in one file."""
+    return Entry(name, "", shape, dtype, whole(shape).box, None, file)
+
+
+def consolidate(saved: Checkpoint, out: Path) -> int:
+    """Writes the weights into the new folder `out`, in pieces; returns their number.
+
+    Names, dtypes and values are those that one process would save: no padding; query, key and value apart. The config goes
+    along; progress, optimizer states and random streams do not.
+
+    Raises:
+        UserError: there is something at `out`.
+        Damaged: a file of the checkpoint is not what its manifest says.
+    """
+    weights = [entry for (_, slot), entry in stored(saved).items() if not slot]
+    entries = [whole_entry(entry.name, entry.dtype, entry.shape) for entry in weights]
+    step = saved.manifest.progress.get("step")
+    source = f"step {step} of {saved.path.absolute()}" if step is not None else str(saved.path.absolute())
+    with new_folder(out) as folder:
+        summed = write_shard(
+            folder / WEIGHTS,
+            {entry.key: (entry.dtype, entry.shape) for entry in entries},
+            (piece for entry in weights for piece in pieces(saved, entry)),
+            {"format": "ppfleetx", "source": source},
+        )
+        write_weights_manifest(folder, {WEIGHTS: summed}, entries, saved.manifest.run, source)
+    return len(entries)
