@@ -20,6 +20,7 @@ from ppfleetx.checkpoint.files import sync
 from ppfleetx.checkpoint.manifest import MANIFEST, Damaged, missing, read_manifest, verify
 from ppfleetx.checkpoint.retention import Retention, delete, steps_in
 from ppfleetx.checkpoint.snapshot import Snapshot, Snapshots, TrainingState
+from ppfleetx.checkpoint.weights import gather_shards
 from ppfleetx.checkpoint.writer import write_manifest, write_own
 from ppfleetx.config.errors import Problem, UserError
 
@@ -44,15 +45,22 @@ class CheckpointManager:
         output_dir: where the step folders are.
         context: this rank's place and its meetings.
         retention: which checkpoints stay; the default keeps all.
+        consolidate: one file of whole tensors a checkpoint, which rank 0 makes of those of all ranks.
 
     Attributes:
         failed: the steps whose save failed, as far as is known.
     """
 
-    def __init__(self, output_dir: Path, context: ParallelContext, retention: Retention | None = None):
+    def __init__(
+        self,
+        output_dir: Path,
+        context: ParallelContext,
+        retention: Retention | None = None,
+        consolidate: bool = False,
+    ):
         self.output_dir, self.context = output_dir, context
         self.failed: list[int] = []
-        self._retention = retention or Retention()
+        self._retention, self._consolidate = retention or Retention(), consolidate
         self._snapshots = Snapshots()
         self._beside: ParallelContext | None = None
         self._saving: threading.Thread | None = None
@@ -160,7 +168,7 @@ class CheckpointManager:
         """The thread of a save; `context` is its own."""
         began = time.perf_counter()
         try:
-            path = write_checkpoint(context, self.output_dir, step, snapshot)
+            path = write_checkpoint(context, self.output_dir, step, snapshot, self._consolidate)
         except (UserError, RuntimeError) as error:  # the latter: another rank is gone
             self.failed.append(step)
             reasons = "; ".join(each.rule for each in error.problems) if isinstance(error, UserError) else str(error)
@@ -181,7 +189,9 @@ class CheckpointManager:
                 logger.warning("%s is no longer needed but cannot be deleted: %s", path, error)
 
 
-def write_checkpoint(context: ParallelContext, output_dir: Path, step: int, snapshot: Snapshot) -> Path:
+def write_checkpoint(
+    context: ParallelContext, output_dir: Path, step: int, snapshot: Snapshot, consolidate: bool = False
+) -> Path:
     """Writes the checkpoint of `step`; every rank must call it, and all return when it is complete. Its folder.
 
     Raises:
@@ -189,6 +199,12 @@ def write_checkpoint(context: ParallelContext, output_dir: Path, step: int, snap
     """
     final, aside = output_dir / f"step_{step:08d}", output_dir / f".step_{step:08d}.tmp"
     rank, num_ranks = context.topology.device_rank, context.topology.world_size
+
+    def complete() -> None:
+        write_manifest(aside, num_ranks, snapshot)
+        if consolidate:
+            gather_shards(aside)
+        _rename(aside, final)
 
     def told(work: Callable[[], T]) -> Callable[[], T]:
         """`work`, such that a failure, of whatever kind, travels to the other ranks: they must not wait."""
@@ -206,7 +222,7 @@ def write_checkpoint(context: ParallelContext, output_dir: Path, step: int, snap
     try:
         context.rank0_first("make the checkpoint's folder", told(lambda: _make_empty(aside)))
         context.together(told(lambda: write_own(aside, rank, snapshot)))
-        context.rank0_first("complete the checkpoint", told(lambda: _complete(aside, final, num_ranks, snapshot)))
+        context.rank0_first("complete the checkpoint", told(complete))
     except UserError:
         if context.is_main:
             shutil.rmtree(aside, ignore_errors=True)
@@ -221,9 +237,8 @@ def _make_empty(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _complete(aside: Path, final: Path, num_ranks: int, snapshot: Snapshot) -> None:
-    """Rank 0's part: manifest, and the rename that makes the checkpoint exist."""
-    write_manifest(aside, num_ranks, snapshot)
+def _rename(aside: Path, final: Path) -> None:
+    """Makes the checkpoint exist."""
     sync(aside)
     if final.exists():  # not complete: a complete one of this step was moved aside at the start
         shutil.rmtree(final)

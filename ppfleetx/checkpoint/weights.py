@@ -1,7 +1,7 @@
-"""Checkpoints that hold weights alone: one plain safetensors file and its manifest. Imports no Paddle.
+"""Checkpoints of one plain safetensors file and its manifest, most of them of weights alone. Imports no Paddle.
 
-A run reads such a folder like any other checkpoint, with `Engine.save_load.weights_only`; other programs read its
-`model.safetensors`. Its manifest tells of no progress: that is how it is known.
+A run reads such a folder like any other checkpoint; other programs read its `model.safetensors`. Where weights are all there
+is, the manifest tells of no progress, and a run needs `Engine.save_load.weights_only`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,23 @@ def write_weights_manifest(
 def whole_entry(name: str, dtype: str, shape: tuple[int, ...], file: str = WEIGHTS) -> Entry:
     """A weight that lies whole in one file."""
     return Entry(name, "", shape, dtype, whole(shape).box, None, file)
+
+
+def gather_shards(folder: Path) -> None:
+    """Makes the shards in the folder of a checkpoint, which nobody reads yet, one file of whole tensors; in pieces."""
+    saved = Checkpoint(folder)
+    manifest, tensors = saved.manifest, stored(saved).values()
+    entries = [replace(entry, box=whole(entry.shape).box, flat=None, file=WEIGHTS) for entry in tensors]
+    summed = write_shard(
+        folder / WEIGHTS,
+        {entry.key: (entry.dtype, entry.shape) for entry in entries},
+        (piece for entry in tensors for piece in pieces(saved, entry)),
+    )
+    shards = {entry.file for entry in manifest.entries}
+    files = {name: one for name, one in manifest.files.items() if name not in shards} | {WEIGHTS: summed}
+    write_file(folder / MANIFEST, [replace(manifest, files=files, entries=entries).to_text().encode()])
+    for shard in shards:
+        (folder / shard).unlink()
 
 
 def consolidate(saved: Checkpoint, out: Path) -> int:

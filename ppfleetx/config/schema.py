@@ -63,6 +63,7 @@ class SaveLoadConfig:
     output_dir: str = key("./output", "folder of everything that the run writes")
     ckpt_dir: str | None = key(None, "checkpoint to resume from: a step_N folder, or auto for the newest complete one")
     async_save: bool = key(True, "write checkpoints while training goes on; it stands still only for the copy to host memory")
+    consolidate: bool = key(False, "one file of whole tensors a checkpoint, made by rank 0, instead of one a rank")
     keep_last: int | None = key(None, "newest checkpoints that stay; null: all", at_least=1)
     keep_every: int | None = key(None, "with keep_last: checkpoints of steps that this divides stay too", unit="updates", at_least=1)
     stop_after_s: float | None = key(None, "the run saves and ends after so long; null: no limit", unit="seconds", at_least=0)

@@ -63,7 +63,9 @@ class Engine:
         self.progress = Progress()
         section = config.Engine.save_load
         self.output_dir = Path(section.output_dir)
-        self.checkpoints = CheckpointManager(self.output_dir, context, Retention(section.keep_last, section.keep_every))
+        self.checkpoints = CheckpointManager(
+            self.output_dir, context, Retention(section.keep_last, section.keep_every), section.consolidate
+        )
         self.resumed_from: Path | None = None
         self._saved_step: int | None = None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from ppfleetx.checkpoint.manifest import verify
 from ppfleetx.data import CorpusWriter
@@ -174,6 +175,26 @@ def test_c67_the_interleaved_schedule_goes_on_to_the_bit_and_is_read_by_others(t
     assert one.code == 0
     copy = Outcome(0, one.output / "previous-1")
     assert same_weights(copy.tensors(3), written["straight"].tensors(3))
+
+
+def test_c109_one_file_instead_of_one_a_rank(tmp_path):
+    """mp2·pp2 saves one plain file; it holds what shards hold, is read by the safetensors package, and is gone on with."""
+    layout = degrees(mp=2, pp=2)
+    keys = (*RUN, *NO_DROPOUT, *layout, "Engine.max_steps=3")
+    runs = {"shards": keys, "one": (*keys, "Engine.save_load.consolidate=true")}
+    saved = train_many_on(4, runs, tmp_path)
+    path = saved["one"].checkpoint(3).path
+    assert verify(path) == []
+    assert {entry.name for entry in path.iterdir()} == {
+        "manifest.json", "model.safetensors", *(f"rank_{rank:05d}.json" for rank in range(4)),
+    }  # fmt: skip
+    tensors = saved["shards"].tensors(3)
+    assert same_weights(saved["one"].tensors(3), tensors)
+    assert same_weights(load_file(path / "model.safetensors"), tensors)
+    resumed = train(tmp_path / "alone", *RUN, *NO_DROPOUT, "Engine.max_steps=4", f"Engine.save_load.ckpt_dir={path}")
+    sharded = train(tmp_path / "same", *RUN, *NO_DROPOUT, "Engine.max_steps=4",
+                    f"Engine.save_load.ckpt_dir={saved['shards'].checkpoint(3).path}")  # fmt: skip
+    assert resumed.code == 0 and same_weights(resumed.tensors(4), sharded.tensors(4))
 
 
 def test_vocabulary_of_100_padded_to_128_to_512_and_back(tmp_path):
