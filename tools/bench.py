@@ -45,7 +45,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     data.set_defaults(measure=_data)
     data.add_argument("--documents", type=_count, default=1_000_000, metavar="N", help="default: %(default)s")
     data.add_argument("--tokens", type=_count, default=500_000_000, metavar="N", help="default: %(default)s")
-    checkpoint = verbs.add_parser("checkpoint", parents=[common], help="saving and loading")
+    checkpoint = verbs.add_parser("checkpoint", parents=[common, repeated], help="saving and loading")
     checkpoint.set_defaults(measure=_checkpoint)
     checkpoint.add_argument("--megabytes", type=_count, default=500, metavar="N", help="default: %(default)s")
     checkpoint.add_argument(

@@ -63,9 +63,11 @@ def _add_looking(verb: Callable[..., Callable[..., argparse.Action]]) -> None:
 def _add_converting(verb: Callable[..., Callable[..., argparse.Action]]) -> None:
     from ppfleetx.convert.hf import MAX_SHARD_BYTES
 
-    add = verb("consolidate", _consolidate, "one plain file of weights, OUT/model.safetensors")
+    add = verb("consolidate", _consolidate, "one plain file of weights, OUT/model.safetensors or OUT")
     add("path", type=Path, metavar="PATH")
-    add("out", type=Path, metavar="OUT", help="a new folder; it is a checkpoint of weights itself")
+    add(
+        "out", type=Path, metavar="OUT", help="a new folder, which a run can start from; or a new file NAME.safetensors"
+    )
     add = verb("to-hf", _to_hf, "a Hugging Face folder of the weights")
     add("path", type=Path, metavar="PATH")
     add("out", type=Path, metavar="OUT_DIR", help="a new folder")
@@ -136,13 +138,11 @@ def _hash(args: argparse.Namespace) -> int:
 def _consolidate(args: argparse.Namespace) -> int:
     from ppfleetx.checkpoint.weights import WEIGHTS, consolidate
 
-    if args.out.suffix == ".safetensors":
-        fix = f"{args.out.with_suffix('')} gives {args.out.with_suffix('') / WEIGHTS}"
-        raise UserError(
-            Problem("OUT", str(args.out), "a folder is made: the file of weights, and what a run needs to read it", fix)
-        )
     count = consolidate(_open(args.path, whole=True), args.out)
-    print(f"wrote {args.out / WEIGHTS}: {count} tensors. {_use(args.out)}")
+    alone = args.out.suffix == ".safetensors"
+    print(
+        f"wrote {args.out if alone else args.out / WEIGHTS}: {count} tensors." + ("" if alone else f" {_use(args.out)}")
+    )
     return 0
 
 

@@ -26,18 +26,17 @@ WEIGHTS = "model.safetensors"
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `path` if all goes well and vanishes if not.
+def new_place(path: Path) -> Iterator[Path]:
+    """Where to make what becomes `path` if all goes well and vanishes if not.
 
     Raises:
         UserError: there is something at `path` already.
     """
     if path.exists() or path.is_symlink():
-        raise UserError(
-            Problem("OUT", str(path), "it is there already, and nothing is overwritten", "name a new folder")
-        )
+        rule = "it is there already, and nothing is overwritten"
+        raise UserError(Problem("OUT", str(path), rule, "give another name"))
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside
         sync(aside)
@@ -45,7 +44,16 @@ def new_folder(path: Path) -> Iterator[Path]:
         sync(path.parent)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
+        aside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into; see `new_place`."""
+    with new_place(path) as aside:
+        aside.mkdir()
+        yield aside
 
 
 def write_weights_manifest(
@@ -86,10 +94,10 @@ def gather_shards(folder: Path) -> None:
 
 
 def consolidate(saved: Checkpoint, out: Path) -> int:
-    """Writes the weights into the new folder `out`, in pieces; returns their number.
+    """Writes the weights into the new folder `out`, or if it ends in `.safetensors` into that file alone; returns their number.
 
     Names, dtypes and values are those that one process would save: no padding; query, key and value apart. The config goes
-    along; progress, optimizer states and random streams do not.
+    along; progress, optimizer states and random streams do not. A run reads the folder only. In pieces.
 
     Raises:
         UserError: there is something at `out`.
@@ -99,12 +107,16 @@ def consolidate(saved: Checkpoint, out: Path) -> int:
     entries = [whole_entry(entry.name, entry.dtype, entry.shape) for entry in weights]
     step = saved.manifest.progress.get("step")
     source = f"step {step} of {saved.path.absolute()}" if step is not None else str(saved.path.absolute())
+
+    def write(path: Path) -> FileSum:
+        tensors = {entry.key: (entry.dtype, entry.shape) for entry in entries}
+        memories = (piece for entry in weights for piece in pieces(saved, entry))
+        return write_shard(path, tensors, memories, {"format": "ppfleetx", "source": source})
+
+    if out.suffix == ".safetensors":
+        with new_place(out) as aside:
+            write(aside)
+        return len(entries)
     with new_folder(out) as folder:
-        summed = write_shard(
-            folder / WEIGHTS,
-            {entry.key: (entry.dtype, entry.shape) for entry in entries},
-            (piece for entry in weights for piece in pieces(saved, entry)),
-            {"format": "ppfleetx", "source": source},
-        )
-        write_weights_manifest(folder, {WEIGHTS: summed}, entries, saved.manifest.run, source)
+        write_weights_manifest(folder, {WEIGHTS: write(folder / WEIGHTS)}, entries, saved.manifest.run, source)
     return len(entries)

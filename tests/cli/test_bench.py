@@ -49,6 +49,23 @@ def test_data(tmp_path, capsys):
     assert 0 < report["seconds_min"] <= report["seconds_median"] and 0 < report["peak_traced_mib"] < 100
 
 
+def test_checkpoint(tmp_path, capsys):
+    """What is loaded is compared inside; a resume late in a run logs its first update as that of the late step."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    sizes = ["--rounds", "2", "--megabytes", "3", "--folder", str(folder)]
+    lines, report = run(capsys, tmp_path / "r.json", "checkpoint", *sizes)
+    assert report["bytes"] == 24 * 10 * 1024 * 4 * 3  # 24 matrices of 10 rows of 1024 float32, with two moments
+    seconds = report["seconds"]
+    assert {name: len(values) for name, values in seconds.items()} == {
+        "first_block": 1, **dict.fromkeys(("copy", "plain_save", "block", "save", "plain_load", "load"), 2),
+    }  # fmt: skip
+    assert all(value > 0 for values in seconds.values() for value in values)
+    assert all(block < save for block, save in zip(seconds["block"], seconds["save"], strict=True))
+    assert "of plain (budget at least 0.8)" in lines[-1] and report["late_resume_s"] > 0.3
+    assert not list(folder.iterdir())
+
+
 def test_recompute(tmp_path, capsys):
     overrides = ["-o", "Model.hidden_size=64", "Data.Train.dataset.max_seq_len=64"]
     lines, report = run(capsys, tmp_path / "r.json", "recompute", *overrides)

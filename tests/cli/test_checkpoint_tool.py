@@ -203,7 +203,6 @@ def test_there_and_back_and_on(written, folder, capsys, tmp_path):
         (["diff", "{step}", "nowhere"], "there is no such folder"),
         (["hash", "{many}"], "name one of them"),
         (["consolidate", "{step}", "{many}"], "nothing is overwritten"),
-        (["consolidate", "{step}", "weights.safetensors"], "weights/model.safetensors"),
         (["to-hf", "{step}", "{many}"], "nothing is overwritten"),
         (["to-hf", "{step}", "out", "--max-shard-bytes", "0"], "--max-shard-bytes = 0"),
         (["from-hf", "{step}", "out"], "it has no config.json"),

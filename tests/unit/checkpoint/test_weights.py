@@ -53,6 +53,16 @@ def test_it_is_a_checkpoint_that_keeps_the_config(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "once more", "out"]
 
 
+def test_one_file_alone(tmp_path):
+    saved = write_checkpoint(tmp_path / "cut", ARRAYS, parts=3)
+    consolidate(saved, tmp_path / "out")
+    assert consolidate(saved, tmp_path / "there/alone.safetensors") == 3
+    assert (tmp_path / "there/alone.safetensors").read_bytes() == (tmp_path / "out" / WEIGHTS).read_bytes()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["alone.safetensors"]
+    with pytest.raises(UserError, match="nothing is overwritten"):
+        consolidate(saved, tmp_path / "there/alone.safetensors")
+
+
 def test_nothing_is_overwritten(tmp_path):
     saved = write_checkpoint(tmp_path / "cut", ARRAYS)
     (tmp_path / "out").write_text("mine")
