@@ -19,6 +19,9 @@ FILE_NAME = "metrics.jsonl"
 class MetricsFile:
     """The open file; every record is handed to the operating system before `write` returns.
 
+    Where that fails (the disk is full), training goes on: the records wait in memory, which is said once, and are tried again
+    with the next one and at the end.
+
     Args:
         output_dir: folder of the run; it must exist.
         resume_step: updates done at the start. Records of later updates, which a run that crashed had logged already,
@@ -38,7 +41,8 @@ class MetricsFile:
                 _say_moved(path, move_aside(path))
             else:
                 self._rewrite(path, later)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        self._waiting = b""
 
     def _rewrite(self, path: str, later: list[dict[str, Any]]) -> None:
         if later:
@@ -49,12 +53,29 @@ class MetricsFile:
 
     def write(self, record: dict[str, Any]) -> None:
         """Adds one record."""
-        self._file.write(_line(record))
-        self._file.flush()
+        is_first = not self._waiting
+        self._waiting += _line(record).encode()
+        if (error := self._write_waiting()) is not None and is_first:
+            logger.warning("%s cannot be written (%s): its records wait in memory", self._file.name, error)
 
     def close(self) -> None:
         """Closes the file."""
+        if (error := self._write_waiting()) is not None:
+            logger.error("%d records are not in %s: %s", self._waiting.count(b"\n"), self._file.name, error)
         self._file.close()
+
+    def _write_waiting(self) -> OSError | None:
+        """Writes what waits, all of it or nothing; why not."""
+        end = self._file.seek(0, os.SEEK_END)
+        rest = memoryview(self._waiting)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._file.truncate(end)
+            return error
+        self._waiting = b""
+        return None
 
 
 def finite(record: dict[str, Any]) -> dict[str, Any]:

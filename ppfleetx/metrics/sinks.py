@@ -19,8 +19,8 @@ logger = logging.getLogger("ppfleetx")
 class MetricsWriter:
     """Writes each record as a console line, a JSON line and VisualDL points. One process of a run makes one: rank 0.
 
-    A VisualDL that cannot be imported or written is switched off with one warning; training goes on. An error of
-    `metrics.jsonl` is raised.
+    A VisualDL that cannot be imported or written is switched off with one warning, and records of `metrics.jsonl` wait in
+    memory for a disk that is full: training goes on.
 
     Args:
         output_dir: folder of the run; made if absent. Gets `metrics.jsonl` and `visualdl/`.

@@ -156,3 +156,39 @@ def test_console_line(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="ppfleetx"):
         write(tmp_path, [10])
     assert caplog.messages == [record(10).line()]
+
+
+class _FullDisk:
+    """A file that takes so many more bytes, like a disk: a write may be short, the next one fails."""
+
+    def __init__(self, file):
+        self._file, self.room, self.name = file, 10**9, file.name
+
+    def write(self, data):
+        if self.room == 0:
+            raise OSError(28, "No space left on device")
+        count = self._file.write(data[: self.room])
+        self.room -= count
+        return count
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+def test_records_wait_for_a_disk_that_is_full(tmp_path, caplog):
+    """Said once; every line is whole, in order, once; what never fits is counted at the end."""
+    with MetricsWriter(str(tmp_path), visualdl=False) as writer:
+        disk = writer._jsonl._file = _FullDisk(writer._jsonl._file)
+        writer.write(record(1))
+        disk.room = 40  # less than a line
+        writer.write(record(2))
+        writer.write(record(3))
+        assert [line["step"] for line in json_lines(tmp_path)] == [1]
+        disk.room = 10**9
+        writer.write(record(4))
+        assert [line["step"] for line in json_lines(tmp_path)] == [1, 2, 3, 4]
+        disk.room = 0
+        writer.write(record(5))
+    assert [line["step"] for line in json_lines(tmp_path)] == [1, 2, 3, 4]
+    assert caplog.text.count("its records wait in memory") == 2
+    assert "1 records are not in" in caplog.text and "No space left" in caplog.text
