@@ -21,6 +21,7 @@ from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
+from ppfleetx.engine.output_dir import prepare_output_dir
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
@@ -29,8 +30,8 @@ from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
 from ppfleetx.optim.schedules import Schedule, build_schedule
 
-#: seconds that a failing run waits for the save that is under way: other ranks may be gone
-FAILURE_GRACE_S = 20.0
+#: seconds that a rank which fails alone waits for the save that is under way: others may be gone
+FAILURE_GRACE_S = 10.0
 
 logger = logging.getLogger("ppfleetx")
 every_rank = logging.getLogger(ALL_RANKS_LOGGER)
@@ -101,7 +102,7 @@ class Engine:
             raise UserError(
                 Problem("Engine.max_steps", data.num_updates, rule, "raise it, or name an earlier step_N folder")
             )
-        self.context.rank0_first("settle output_dir", lambda: resume.settle_output_dir(self))
+        prepare_output_dir(self)
         stop = StopRequests(self.context, self.output_dir, self.config.Engine.save_load.stop_after_s)
         with stop.listening():
             try:
@@ -109,8 +110,11 @@ class Engine:
                 if self._saved_step != self.progress.step:
                     self.save(data)
                 self.checkpoints.wait()
+            except RunError:  # all ranks see it alike, so they can complete the save that is under way
+                self.checkpoints.wait()
+                raise
             except BaseException:
-                self.checkpoints.wait(FAILURE_GRACE_S)  # a save under way may still be completed
+                self.checkpoints.wait(FAILURE_GRACE_S)
                 raise
         return self._ending(reason)
 

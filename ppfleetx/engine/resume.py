@@ -16,7 +16,6 @@ import yaml
 
 import ppfleetx
 from ppfleetx.checkpoint.compare import differences
-from ppfleetx.checkpoint.files import move_aside, write_text
 from ppfleetx.checkpoint.inspect import layout_name, written_by
 from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
@@ -178,24 +177,6 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) ->
         if not key.startswith(("_derived", KEY)):
             lines.append(f"  config changed     {key}: {old!r} → {new!r}")
     return "\n".join(lines)
-
-
-def settle_output_dir(engine: Engine) -> None:
-    """Makes `output_dir` this run's: what it does not continue is moved into `previous-N`, never written over.
-
-    A fresh start (also one from the weights of a checkpoint) moves everything that an earlier run left; a resume keeps what it
-    continues and moves the checkpoints of later steps, which `auto` would otherwise take for its own.
-    """
-    folder, resumed_from = engine.output_dir, engine.resumed_from
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = engine.checkpoints.steps()
-    if engine.progress.step and resumed_from is not None and resumed_from.resolve().parent == folder.resolve():
-        stale = [step for step in steps if step.name > resumed_from.name]
-    else:
-        stale = [*steps, folder / "metrics.jsonl", folder / "visualdl", folder / "config.yaml"]
-    if (moved := move_aside(stale, folder)) is not None:
-        logger.warning("%s holds an earlier run; what this one does not continue was moved to %s", folder, moved)
-    write_text(folder / "config.yaml", engine.config.to_yaml())
 
 
 def _open(config: Config, path: Path) -> Checkpoint:

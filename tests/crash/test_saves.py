@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,26 @@ def test_output_dir_that_becomes_read_only_does_not_end_the_run(tmp_path):
     assert "step 3 was NOT saved" in ended.stdout and "Permission denied" in ended.stdout
     assert "saving failed at step 3, 4" in ended.stdout
     assert steps(tmp_path) == [1, 2] and len(Outcome(0, tmp_path).records()) == 4
+
+
+def test_a_run_that_fails_completes_the_save_under_way(tmp_path, monkeypatch):
+    """A loss that is not finite, in the update after a save that takes long."""
+    write_own = manager_module.write_own
+
+    def slowly(*arguments):
+        time.sleep(1.0)
+        write_own(*arguments)
+
+    monkeypatch.setattr(manager_module, "write_own", slowly)
+    fault = [f"Debug.fault.{key}" for key in ("rank=0", "step=2", "kind=inf_grad")]
+    assert train(tmp_path, *RUN, "Engine.max_steps=4", *fault).code == 1
+    assert steps(tmp_path) == [1] and verify(tmp_path / "step_00000001") == []
+
+
+def test_an_output_dir_that_is_not_shared_is_refused_at_the_start(tmp_path):
+    """Not after hours, at the first save."""
+    worker = [REPO / "tests/crash/not_shared.py", tmp_path, *arguments(tmp_path, *RUN, "Engine.max_steps=2")]
+    result = launch(worker, 2, timeout=60, cwd=REPO)
+    assert result.returncode == 2 and result.orphans == 0
+    assert "rank 1 does not see what rank 0 writes there" in result.logs[0], result.logs[0]
+    assert not list(tmp_path.glob("node*/.shared*")) and not list(tmp_path.glob("node*/step*"))
