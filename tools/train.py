@@ -10,14 +10,13 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
 
 from ppfleetx.config import Config
 from ppfleetx.engine import command
-from ppfleetx.models.gpt.spec import summary
+from ppfleetx.models.registry import build_model, summary
 
 
 def train(config: Config) -> int:
     """The straight line of a run; returns its exit code."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
     from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
-    from ppfleetx.models.gpt.pieces import build_model
     from ppfleetx.optim import build_optimizer
 
     check_supported(config)

@@ -29,7 +29,7 @@ from ppfleetx.data import Batch, CorpusWriter
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker, get_rng_state_tracker, seed_streams
 from ppfleetx.engine import Engine, RunData, check_supported, command, make_trainable, open_data
 from ppfleetx.metrics.console import setup_logging
-from ppfleetx.models.gpt.pieces import build_model
+from ppfleetx.models.registry import build_model
 from ppfleetx.optim import build_optimizer
 
 #: untimed updates of either at the start; the first ones allocate and make the optimizer's moments

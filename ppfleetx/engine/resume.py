@@ -27,7 +27,7 @@ from ppfleetx.distributed import seed_streams
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.progress import Progress
-from ppfleetx.models.gpt.spec import parameters
+from ppfleetx.models.registry import parameters
 from ppfleetx.optim.optimizer import MASTER, initial_slot, load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:

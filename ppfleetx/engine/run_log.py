@@ -16,7 +16,7 @@ from ppfleetx.metrics.meter import Meter, StepRecord, peak_flops
 from ppfleetx.metrics.profiler import Profiling
 from ppfleetx.metrics.records import EvalRecord, Record, TrainRecord
 from ppfleetx.metrics.sinks import MetricsWriter
-from ppfleetx.models.gpt.spec import flops_per_token
+from ppfleetx.models.registry import flops_per_token
 from ppfleetx.optim.schedules import Schedule
 
 if TYPE_CHECKING:

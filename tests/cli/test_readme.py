@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ppfleetx.config import load_config
-from ppfleetx.models.gpt.spec import num_parameters
+from ppfleetx.models.registry import num_parameters
 from tests.cli.clone import REPO, copy_repository, environment, run
 
 READMES = ("README.md", "README_zh.md")

@@ -24,7 +24,7 @@ from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_st
 from ppfleetx.engine import check_supported, command, open_data
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.step import NotFinite, TrainStep, edges_of, make_trainable, stage_of
-from ppfleetx.models.gpt.pieces import build_model
+from ppfleetx.models.registry import build_model
 from ppfleetx.optim import build_optimizer
 from ppfleetx.optim.optimizer import optimizer_state
 from ppfleetx.optim.schedules import build_schedule

@@ -79,16 +79,7 @@ def _attention_options(config: Config, number: int) -> AttentionOptions:
 def build_model(
     config: Config, tracker: RNGStatesTracker, edges: Edges | None = None, stage: tuple[int, int] = (0, 1)
 ) -> PieceList:
-    """This rank's part of the model, weights from the tracker's init streams.
-
-    The first stage takes ids int64 [b, s], the last gives logits [s, b, V/mp], between stages goes [s, b, h].
-
-    Args:
-        config: the run's configuration.
-        tracker: the random streams, seeded.
-        edges: where values are cut over groups; None: nowhere.
-        stage: (number, count) of pipeline stages.
-    """
+    """See `ppfleetx.models.registry.build_model`."""
     edges = edges or Edges()
     maker = ParameterMaker(spec.parameters(config), tracker, edges)
     plan = RecomputePlan(config.derived.recompute_granularity, config.derived.no_recompute_layers)

@@ -1,4 +1,4 @@
-"""GPT on paper: its logical parameters, their number, and the floating-point work of a token. Imports no Paddle."""
+"""GPT on paper: its logical parameters and the floating-point work of a token. Imports no Paddle."""
 
 from __future__ import annotations
 
@@ -37,21 +37,6 @@ def parameters(config: Config) -> dict[str, ParameterSpec]:
         ParameterSpec(name="head.weight", shape=specs[0].shape, mp_dim=0, rows=model.vocab_size, tied_to=WORD_EMBEDDING)
     )
     return {spec.name: spec for spec in specs}
-
-
-def num_parameters(config: Config) -> int:
-    """Parameters of the model, vocabulary padding included, tied weights once."""
-    return sum(spec.size for spec in parameters(config).values())
-
-
-def summary(config: Config) -> str:
-    """One line for people: the size of the model and of the run."""
-    count = num_parameters(config)
-    derived = config.derived
-    return (
-        f"{count:,} parameters ({count / 1e9:.2f} B), {derived.world_size} processes, "
-        f"{derived.global_batch_size} samples an update in {derived.accumulate_steps} micro-batches"
-    )
 
 
 def flops_per_token(config: Config, seq_len: int) -> int:

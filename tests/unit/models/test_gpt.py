@@ -13,8 +13,8 @@ from ppfleetx.config import load_config
 from ppfleetx.distributed import Topology, get_rng_state_tracker, seed_streams
 from ppfleetx.layers.loss import ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
-from ppfleetx.models.gpt import spec
-from ppfleetx.models.gpt.pieces import build_model
+from ppfleetx.models import registry
+from ppfleetx.models.registry import build_model
 from tests.unit.models import numpy_gpt
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,19 +166,19 @@ def test_dropout_is_off_in_evaluation_and_drawn_from_its_streams(batch):
 )
 def test_recipes_have_the_published_number_of_parameters(recipe, world_size, expected):
     file = str(ROOT / f"configs/nlp/gpt/pretrain_gpt_{recipe}.yaml")
-    assert spec.num_parameters(load_config([file], [], world_size).config) == expected
+    assert registry.num_parameters(load_config([file], [], world_size).config) == expected
 
 
 def test_b20_small_model_and_flops():
     config = load_config([TINY]).config
-    assert spec.num_parameters(config) == 218_496
+    assert registry.num_parameters(config) == 218_496
     # matmul weights: 4 blocks of 12·64² and the head of 256·64, 6 FLOPs each; attention 12·4·64·32
-    assert spec.flops_per_token(config, 32) == 6 * (4 * 12 * 64**2 + 256 * 64) + 12 * 4 * 64 * 32
+    assert registry.flops_per_token(config, 32) == 6 * (4 * 12 * 64**2 + 256 * 64) + 12 * 4 * 64 * 32
 
 
 def test_specs_describe_what_the_model_holds():
     config, _, parameters = make(*SMALL)
-    specs = {name: one for name, one in spec.parameters(config).items() if not one.tied_to}
+    specs = {name: one for name, one in registry.parameters(config).items() if not one.tied_to}
     assert specs.keys() == parameters.keys()
     assert all(tuple(parameters[name].shape) == one.shape for name, one in specs.items())
     assert {name for name, one in specs.items() if one.decay} == {n for n, p in parameters.items() if len(p.shape) == 2}

@@ -1,0 +1,68 @@
+"""The model families: `Config.Model.name` names one, and here it is found. Imports no Paddle; each part loads on first use.
+
+A family is a package beside this file: `spec.py` is the model on paper (without Paddle), `pieces.py` what it computes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ppfleetx.config import Config
+from ppfleetx.layers.spec import ParameterSpec
+
+if TYPE_CHECKING:
+    from ppfleetx.distributed import RNGStatesTracker
+    from ppfleetx.layers.edges import Edges
+    from ppfleetx.models.pieces import PieceList
+
+#: `Model.name` → package
+_PACKAGES = {"GPT": "gpt", "GPT-cn": "gpt"}
+
+
+def parameters(config: Config) -> dict[str, ParameterSpec]:
+    """All logical parameters by name, in model order."""
+    found: dict[str, ParameterSpec] = _module(config, "spec").parameters(config)
+    return found
+
+
+def num_parameters(config: Config) -> int:
+    """Parameters of the model, vocabulary padding included, tied weights once."""
+    return sum(spec.size for spec in parameters(config).values())
+
+
+def flops_per_token(config: Config, seq_len: int) -> int:
+    """Floating-point operations of forward and backward for one token (recomputation not counted, as in model FLOPs)."""
+    flops: int = _module(config, "spec").flops_per_token(config, seq_len)
+    return flops
+
+
+def summary(config: Config) -> str:
+    """One line for people: the size of the model and of the run."""
+    count = num_parameters(config)
+    derived = config.derived
+    return (
+        f"{count:,} parameters ({count / 1e9:.2f} B), {derived.world_size} processes, "
+        f"{derived.global_batch_size} samples an update in {derived.accumulate_steps} micro-batches"
+    )
+
+
+def build_model(
+    config: Config, tracker: RNGStatesTracker, edges: Edges | None = None, stage: tuple[int, int] = (0, 1)
+) -> PieceList:
+    """This rank's part of the model, weights from the tracker's init streams.
+
+    The first stage takes ids int64 [b, s], the last gives logits [s, b, V/mp], between stages goes [s, b, h].
+
+    Args:
+        config: the run's configuration.
+        tracker: the random streams, seeded.
+        edges: where values are cut over groups; None: nowhere.
+        stage: (number, count) of pipeline stages.
+    """
+    model: PieceList = _module(config, "pieces").build_model(config, tracker, edges, stage)
+    return model
+
+
+def _module(config: Config, part: str) -> Any:
+    return import_module(f"ppfleetx.models.{_PACKAGES[config.Model.name]}.{part}")
