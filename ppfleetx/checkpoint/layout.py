@@ -6,6 +6,7 @@ parameter are stored one by one under their own names, so that a run may read wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,14 +31,16 @@ def stored_shapes(spec: ParameterSpec) -> dict[str, tuple[int, ...]]:
     if not spec.parts:
         return {spec.name: shape}
     assert spec.rows is None, f"{spec.name}: an interleaved parameter has no padding rows"
-    return dict.fromkeys(spec.parts, (*shape[:-1], shape[-1] // len(spec.parts)))
+    columns = [spec.groups * width for width in spec.part_widths]
+    return {name: (*shape[:-1], size) for name, size in zip(spec.parts, columns, strict=True)}
 
 
 class PieceLayout:
     """How the memory of a rank's piece maps to memories of its parts.
 
-    An interleaved piece holds whole groups, so in row-major order it is a sequence of periods [parts, width], one for each row
-    and group. A run of it therefore holds a *run* of each part: the order within one part is the same.
+    An interleaved piece holds whole groups, so in row-major order it is a sequence of periods, one for each row and group, in
+    which some elements of every part follow one another. A run of it therefore holds a *run* of each part: the order within one
+    part is the same.
 
     Args:
         spec: the parameter.
@@ -54,10 +57,10 @@ class PieceLayout:
             region = first_rows(region, spec.rows)
         self.size = region.size
         self._run = region.run
-        self._count = len(spec.parts) or 1
-        self._width = spec.shape[-1] // self._count // spec.groups
-        self._period = self._count * self._width
-        assert self._count == 1 or all(edge % self._period == 0 for edge in box[-1]), f"{spec.name}: {box}"
+        self._widths = spec.part_widths
+        self._offsets = [0, *itertools.accumulate(self._widths)]  # of each part in a period
+        self._period = self._offsets[-1]
+        assert len(self._widths) == 1 or all(edge % self._period == 0 for edge in box[-1]), f"{spec.name}: {box}"
         self.parts = [
             Part(name, shape, self._region(number, region))
             for number, (name, shape) in enumerate(stored_shapes(spec).items())
@@ -66,20 +69,23 @@ class PieceLayout:
     def split(self, memory: np.ndarray) -> list[np.ndarray]:
         """The piece's memory (padding may follow) → that of each part."""
         memory = memory[: self.size]
-        if self._count == 1:
+        if len(self._widths) == 1:
             return [memory]
-        periods = self._covering(memory, self._run, self._period).reshape(-1, self._count, self._width)
-        parts = [np.ascontiguousarray(periods[:, number]).reshape(-1) for number in range(self._count)]
-        return [part[self._within(self._part_run(number), self._width)] for number, part in enumerate(parts)]
+        periods = self._covering(memory, self._run, self._period).reshape(-1, self._period)
+        parts = []
+        for number, width in enumerate(self._widths):
+            part = np.ascontiguousarray(periods[:, self._columns(number)]).reshape(-1)
+            parts.append(part[self._within(self._part_run(number), width)])
+        return parts
 
     def join(self, memories: Sequence[np.ndarray]) -> np.ndarray:
         """The memory of each part → the piece's, padding left out."""
-        if self._count == 1:
+        if len(self._widths) == 1:
             return memories[0]
-        periods = np.empty((self._periods, self._count, self._width), memories[0].dtype)
-        for number, memory in enumerate(memories):
-            part = self._covering(memory, self._part_run(number), self._width)
-            periods[:, number] = part.reshape(-1, self._width)
+        periods = np.empty((self._periods, self._period), memories[0].dtype)
+        for number, (memory, width) in enumerate(zip(memories, self._widths, strict=True)):
+            part = self._covering(memory, self._part_run(number), width)
+            periods[:, self._columns(number)] = part.reshape(-1, width)
         return periods.reshape(-1)[self._within(self._run, self._period)]
 
     @property
@@ -90,10 +96,11 @@ class PieceLayout:
 
     def _region(self, number: int, region: Region) -> Region:
         """The region of part `number` that this region of the piece holds."""
-        if self._count == 1:
+        if len(self._widths) == 1:
             return region
-        *front, (start, stop) = region.box
-        box = (*front, (start // self._count, stop // self._count))
+        *front, last = region.box
+        start, stop = (edge // self._period * self._widths[number] for edge in last)
+        box = (*front, (start, stop))
         return Region(box, None if region.flat is None else self._part_run(number))
 
     def _part_run(self, number: int) -> tuple[int, int]:
@@ -101,8 +108,13 @@ class PieceLayout:
         before = []
         for position in self._run:
             periods, rest = divmod(position, self._period)
-            before.append(periods * self._width + min(max(rest - number * self._width, 0), self._width))
+            width = self._widths[number]
+            before.append(periods * width + min(max(rest - self._offsets[number], 0), width))
         return before[0], before[1]
+
+    def _columns(self, number: int) -> slice:
+        """Where part `number` lies in a period."""
+        return slice(self._offsets[number], self._offsets[number + 1])
 
     def _covering(self, memory: np.ndarray, run: tuple[int, int], period: int) -> np.ndarray:
         """The memory of a run, extended (by anything) to the whole periods that it touches."""

@@ -70,20 +70,23 @@ class Loaded:
     reasons: Mapping[str, str]
 
 
-def load_config(paths: Sequence[str], overrides: Sequence[str] = (), world_size: int = 1) -> Loaded:
+def load_config(
+    paths: Sequence[str], overrides: Sequence[str] = (), world_size: int = 1, num_nodes: int | None = 1
+) -> Loaded:
     """Reads, merges, types, checks and completes a configuration. Imports no Paddle.
 
     Args:
         paths: `-c` files, each laid over the one before.
         overrides: `-o` pairs, `Key.sub=value`.
         world_size: number of processes of the run.
+        num_nodes: machines that they run on, for degrees that are `auto`; None: unevenly.
 
     Raises:
         UserError: with all problems found.
     """
     tree, origins = load_tree(paths, overrides)
     sections, problems = build(tree)
-    deriver = Deriver(sections, world_size)
+    deriver = Deriver(sections, world_size, num_nodes)
     derived = deriver.run()
     problems += deriver.problems + check(deriver.sections, derived)
     if problems:
@@ -96,3 +99,12 @@ def load_config(paths: Sequence[str], overrides: Sequence[str] = (), world_size:
 def world_size_of_launch(environ: Mapping[str, str] = os.environ) -> int:
     """The number of processes that `paddle.distributed.launch` started (1 without it)."""
     return int(environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+
+def nodes_of_launch(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The number of machines that the launcher started processes on (1 without it); None if not as many on each.
+
+    PADDLE_NNODES and PADDLE_LOCAL_SIZE are set by the launcher of Paddle 3.3.1.
+    """
+    nodes, world = int(environ.get("PADDLE_NNODES", "1")), world_size_of_launch(environ)
+    return nodes if int(environ.get("PADDLE_LOCAL_SIZE", world // nodes)) * nodes == world else None

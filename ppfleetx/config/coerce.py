@@ -95,8 +95,11 @@ def _build_field(field: dataclasses.Field[Any], annotation: Any, value: Any, pat
             return default_of(field)
         problems.append(Problem(path, None, f"this key is required: {field.metadata['doc']}", f"-o {path}=…"))
         return UNKNOWN
+    bounds: Bounds = field.metadata["bounds"]
+    if isinstance(value, str) and value.strip().lower() in bounds.words:
+        return value.strip().lower()
     try:
-        return _check_bounds(_coerce(value, inner), field.metadata["bounds"])
+        return _check_bounds(_coerce(value, inner), bounds)
     except _Wrong as wrong:
         problems.append(Problem(path, value, wrong.rule, wrong.fix))
         return UNKNOWN

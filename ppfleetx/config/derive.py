@@ -10,7 +10,7 @@ from typing import Any
 
 from ppfleetx.config.errors import Problem
 from ppfleetx.config.fields import key
-from ppfleetx.config.schema import Sections
+from ppfleetx.config.schema import FAMILIES, Sections
 from ppfleetx.config.unknown import UNKNOWN, Stopped
 
 
@@ -25,6 +25,9 @@ class Derived:
     local_batch_size: int = key(1, "samples in one update on one data rank", unit="samples")
     accumulate_steps: int = key(1, "micro-batches in one update on one data rank")
     ffn_hidden_size: int = key(1, "width inside the MLP")
+    num_key_value_heads: int = key(1, "heads of keys and values")
+    hidden_dropout_prob: float = key(0.0, "dropout after the embedding, the attention and the MLP")
+    attention_probs_dropout_prob: float = key(0.0, "dropout on attention probabilities")
     padded_vocab_size: int = key(1, "rows of the embedding", unit="tokens")
     recompute_granularity: str | None = key(None, "what is recomputed; null: nothing")
     no_recompute_layers: tuple[int, ...] = key((), "blocks that are not recomputed")
@@ -55,9 +58,9 @@ class Deriver:
         problems, warnings: what the user must, or should, know.
     """
 
-    def __init__(self, sections: Sections, world_size: int):
+    def __init__(self, sections: Sections, world_size: int, num_nodes: int | None = 1):
         self.sections = sections
-        self.world_size = world_size
+        self.world_size, self.num_nodes = world_size, num_nodes
         self.values: dict[str, Any] = {field.name: UNKNOWN for field in dataclasses.fields(Derived)}
         self.reasons: dict[str, str] = {}
         self.problems: list[Problem] = []
@@ -66,8 +69,8 @@ class Deriver:
     def run(self) -> Derived:
         """Everything, in the order in which one value needs another; a step that meets `UNKNOWN` ends there."""
         steps = (
-            self._degrees, self._batch_sizes, self._micro_batches, self._sampler_sizes, self._model, self._recompute,
-            self._betas, self._multi_precision, self._schedule, self._sample_counts, self._checkpoints,
+            self._auto_degrees, self._degrees, self._batch_sizes, self._micro_batches, self._sampler_sizes, self._model,
+            self._recompute, self._betas, self._multi_precision, self._schedule, self._sample_counts, self._checkpoints,
             self._force_sequence_keys, self._force_main_grad_keys, self._force_overlap_keys,
         )  # fmt: skip
         for step in steps:
@@ -89,6 +92,30 @@ class Deriver:
     def refuse(self, path: str, value: Any, rule: str, fix: str = "") -> None:
         """Notes a problem."""
         self.problems.append(Problem(path, value, rule, fix))
+
+    def _auto_degrees(self) -> None:
+        """Replaces `auto`: the rest of the code sees numbers only."""
+        world, nodes = self.world_size, self.num_nodes
+        degrees = {
+            "Distributed.sharding.sharding_degree": (nodes, "auto is the number of nodes"),
+            "Distributed.mp_degree": (
+                world // (nodes or 1),
+                f"auto is the cards of a node: {world} on {nodes} node(s)",
+            ),
+        }
+        for path, (degree, reason) in degrees.items():
+            value: Any = self.sections
+            for name in path.split("."):
+                value = getattr(value, name)
+            if value is UNKNOWN or value != "auto":
+                continue
+            if nodes is None or not 1 <= nodes <= world or world % nodes:
+                rule = f"auto needs as many processes on every node, and there are {world} on {nodes or 'uneven'} nodes"
+                self.refuse(path, value, rule, "give a number")
+                self.sections = replace_at(self.sections, path.split("."), UNKNOWN)
+            else:
+                self.sections = replace_at(self.sections, path.split("."), degree)
+                self.reasons[path] = f"{degree}, since {reason}"
 
     def _degrees(self) -> None:
         layout, world = self.sections.Distributed, self.world_size
@@ -173,6 +200,14 @@ class Deriver:
             given or 4 * model.hidden_size,
             "as given" if given else f"4 × hidden_size {model.hidden_size}",
         )
+        heads = model.num_key_value_heads
+        self.set(
+            "num_key_value_heads", heads or model.num_attention_heads, "as given" if heads else "num_attention_heads"
+        )
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            given, family = getattr(model, name), FAMILIES[model.name]
+            usual = 0.1 if family == "GPT" else 0.0
+            self.set(name, usual if given is None else given, f"that of {family}" if given is None else "as given")
         unit = model.vocab_size_divisible_unit * mp
         self.set(
             "padded_vocab_size", -(-model.vocab_size // unit) * unit,

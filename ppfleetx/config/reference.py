@@ -60,7 +60,7 @@ def _rows(cls: type) -> Iterator[str]:
         inner, _ = without_none(hints(cls)[field.name])
         if dataclasses.is_dataclass(inner):
             absent = " (absent: off)" if field.default is None else ""
-            yield f"| {field.name} | section | | {field.metadata['doc']}{absent} |\n"
+            yield f"| {field.name} | section | | {_meaning(field)}{absent} |\n"
             continue
         name = field.name if has_default(field) else f"**{field.name}**"
         default = _show(to_tree(default_of(field))) if has_default(field) else ""
@@ -72,10 +72,11 @@ def _show(value: Any) -> str:
 
 
 def _meaning(field: dataclasses.Field[Any]) -> str:
-    text = field.metadata["doc"]
-    if field.metadata["unit"]:
+    text = f"{field.metadata['family']}: " if field.metadata.get("family") else ""
+    text += field.metadata["doc"]
+    if field.metadata.get("unit"):
         text += f" [{field.metadata['unit']}]"
-    if field.metadata["derived"]:
+    if field.metadata.get("derived"):
         text += f"; null: {field.metadata['derived']}"
     return text
 
@@ -89,7 +90,8 @@ def _type(annotation: Any, bounds: Bounds) -> str:
     if bounds.choices is not None:
         return text + ": " + ", ".join(str(choice) for choice in bounds.choices)
     limits = [("≥ ", bounds.at_least), ("> ", bounds.above), ("< ", bounds.below)]
-    return ", ".join([text, *(f"{sign}{limit:g}" for sign, limit in limits if limit is not None)])
+    texts = [text, *(f"{sign}{limit:g}" for sign, limit in limits if limit is not None)]
+    return " or ".join([", ".join(texts), *bounds.words])
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from ppfleetx.config.coerce import default_of, to_tree
 from ppfleetx.config.derive import Derived
 from ppfleetx.config.errors import Problem
-from ppfleetx.config.schema import Sections, SplitConfig
+from ppfleetx.config.schema import FAMILIES, Sections, SplitConfig
 from ppfleetx.config.unknown import Stopped
 
 Rule = Callable[[Sections, Derived], Iterator[Problem]]
@@ -40,6 +42,45 @@ def warn(sections: Sections, derived: Derived) -> list[str]:
         if data.sampler.shuffle:
             texts.append(f"{path}.sampler.shuffle has no further effect: samples are shuffled within each epoch anyway")
     return texts
+
+
+def _family(sections: Sections, derived: Derived) -> Iterator[Problem]:
+    model = sections.Model
+    family = FAMILIES[model.name]
+    if model.module not in (None, f"{family}Module"):
+        yield Problem("Model.module", model.module, f"Model.name {model.name} goes with {family}Module", "leave it out")
+    for field in dataclasses.fields(model):
+        owner, value = field.metadata.get("family"), getattr(model, field.name)
+        if owner and owner != family and value != default_of(field):
+            rule = f"only {owner} has this key, and Model.name is {model.name}"
+            yield Problem(f"Model.{field.name}", to_tree(value), rule, "remove the key")
+
+
+def _key_value_heads(sections: Sections, derived: Derived) -> Iterator[Problem]:
+    heads, shared = sections.Model.num_attention_heads, derived.num_key_value_heads
+    mp, sep, path = sections.Distributed.mp_degree, sections.Distributed.sep_degree, "Model.num_key_value_heads"
+    if heads % shared:
+        rule = f"num_attention_heads {heads} must be a multiple of num_key_value_heads {shared}"
+        yield Problem(path, shared, rule)
+    elif shared != heads and shared % (mp * sep):
+        by = f"mp_degree {mp}" + (f" × sep_degree {sep}" if sep > 1 else "")
+        rule = (
+            f"num_key_value_heads {shared} must be a multiple of {by}: they are cut over these ranks, never replicated"
+        )
+        yield Problem(path, shared, rule)
+
+
+def _rotary(sections: Sections, derived: Derived) -> Iterator[Problem]:
+    model = sections.Model
+    if FAMILIES[model.name] != "Llama":
+        return
+    hidden, heads, scaling = model.hidden_size, model.num_attention_heads, model.rope_scaling
+    if hidden % heads == 0 and hidden // heads % 2:
+        rule = f"rotary positions turn pairs, so hidden_size {hidden} ÷ num_attention_heads {heads} must be even"
+        yield Problem("Model.num_attention_heads", heads, rule)
+    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
+        rule = f"low_freq_factor {scaling.low_freq_factor} must be below high_freq_factor {scaling.high_freq_factor}"
+        yield Problem("Model.rope_scaling.low_freq_factor", scaling.low_freq_factor, rule)
 
 
 def _heads(sections: Sections, derived: Derived) -> Iterator[Problem]:
@@ -200,6 +241,7 @@ def _splits(sections: Sections) -> Iterator[tuple[str, SplitConfig]]:
 
 
 RULES: tuple[Rule, ...] = (
-    _heads, _heads_over_ranks, _ffn, _positions, _sequence_over_ranks, _shares, _stages, _interleaved, _order,
+    _family, _heads, _heads_over_ranks, _key_value_heads, _rotary,
+    _ffn, _positions, _sequence_over_ranks, _shares, _stages, _interleaved, _order,
     _tensor_fusion, _rates, _train_data, _steps, _saves, _profiler, _fault,
 )  # fmt: skip

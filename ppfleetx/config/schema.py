@@ -19,6 +19,8 @@ from ppfleetx.config.fields import REQUIRED, key, optional_section, section
 DEVICES = ("gpu", "xpu", "rocm", "npu", "cpu", "mlu")
 Number = int | float
 AXES = ("dp", "pp", "sharding", "mp", "sep")
+#: `Model.name` → model family
+FAMILIES = {"GPT": "GPT", "GPT-cn": "GPT", "Llama": "Llama"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +94,43 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RopeScalingConfig:
+    """Rotary frequencies for longer contexts than those of the first training (Llama 3.1)."""
+
+    rope_type: str = key("llama3", "form of the scaling", choices=("llama3",))
+    factor: float = key(8.0, "low frequencies are divided by this", at_least=1)
+    low_freq_factor: float = key(1.0, "wavelengths above original_max_position_embeddings ÷ this are divided in full", above=0)
+    high_freq_factor: float = key(4.0, "wavelengths below original_max_position_embeddings ÷ this stay as they are", above=0)
+    original_max_position_embeddings: int = key(8192, "context of the first training", unit="tokens", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The network; it has the same meaning under every layout."""
 
-    module: str = key("GPTModule", "what is trained", choices=("GPTModule",))
-    name: str = key("GPT", "model family", choices=("GPT", "GPT-cn"))
+    name: str = key("GPT", "model family; keys of another family are refused", choices=tuple(FAMILIES))
+    module: str | None = key(None, "what is trained", choices=("GPTModule", "LlamaModule"), derived="the module of name")
     vocab_size: int = key(REQUIRED, "tokens of the vocabulary, before padding", unit="tokens", at_least=1)
     vocab_size_divisible_unit: int = key(128, "the vocabulary is padded to a multiple of this × mp_degree", at_least=1)
     hidden_size: int = key(REQUIRED, "width of the residual stream", at_least=1)
     num_layers: int = key(REQUIRED, "transformer blocks", at_least=1)
     num_attention_heads: int = key(REQUIRED, "attention heads; divides hidden_size", at_least=1)
+    num_key_value_heads: int | None = key(
+        None, "heads of keys and values, each shared by as many query heads; a multiple of mp_degree × sep_degree", at_least=1,
+        derived="num_attention_heads", family="Llama",
+    )
     ffn_hidden_size: int | None = key(None, "width inside the MLP", at_least=1, derived="4 × hidden_size")
-    hidden_dropout_prob: float = key(0.1, "dropout after the embedding, the attention and the MLP", at_least=0, below=1)
-    attention_probs_dropout_prob: float = key(0.1, "dropout on attention probabilities", at_least=0, below=1)
-    max_position_embeddings: int = key(1024, "learned positions; at least max_seq_len", unit="tokens", at_least=1)
+    hidden_dropout_prob: float | None = key(
+        None, "dropout after the embedding, the attention and the MLP", at_least=0, below=1, derived="0.1 for GPT, 0 for Llama",
+    )
+    attention_probs_dropout_prob: float | None = key(
+        None, "dropout on attention probabilities", at_least=0, below=1, derived="0.1 for GPT, 0 for Llama",
+    )
+    max_position_embeddings: int = key(1024, "longest sequence (GPT: learned positions); at least max_seq_len", unit="tokens", at_least=1)
+    rope_theta: float = key(10000.0, "base of the rotary frequencies", above=1, family="Llama")
+    rope_scaling: RopeScalingConfig | None = optional_section("rotary frequencies for longer contexts", family="Llama")
+    rms_norm_eps: float = key(1e-5, "added to the mean square in RMSNorm", above=0, family="Llama")
+    tie_word_embeddings: bool = key(False, "the head is the embedding (GPT: always)", family="Llama")
     type_vocab_size: int = key(16, "kept for old files; GPT has no token types", at_least=0)
     initializer_range: float = key(0.02, "σ of the normal initial weights; σ/√(2·num_layers) for what ends in the residual stream", above=0)
     use_recompute: bool = key(False, "compute activations again in the backward pass to save memory")
@@ -248,7 +273,7 @@ class ProfilerConfig:
 class ShardingConfig:
     """Sharded optimizer states (stage 1), gradients (2) and parameters (3)."""
 
-    sharding_degree: int = key(1, "ranks that share one copy of the states", at_least=1)
+    sharding_degree: int = key(1, "ranks that share one copy of the states; auto: the number of nodes", at_least=1, words=("auto",))
     sharding_stage: int = key(2, "what is cut; has a meaning only when sharding_degree > 1", choices=(1, 2, 3))
     sharding_offload: bool = key(False, "keep optimizer states in host memory and update there, to save the device's")
     reduce_overlap: bool = key(False, "reduce gradients while the backward pass runs; not with stage 3 or offload")
@@ -261,7 +286,7 @@ class DistributedConfig:
     """The layout: dp × pp × sharding × mp × sep processes."""
 
     dp_degree: int | None = key(None, "data parallel", at_least=1, derived="world size ÷ the other degrees")
-    mp_degree: int = key(1, "tensor (model) parallel", at_least=1)
+    mp_degree: int = key(1, "tensor (model) parallel; auto: the cards of a node", at_least=1, words=("auto",))
     pp_degree: int = key(1, "pipeline stages", at_least=1)
     sep_degree: int = key(1, "sequence split over attention heads (all-to-all)", at_least=1)
     order: list[str] = key(list(AXES), "axes from the outermost (slowest rank) to the innermost", choices=AXES, length=5)

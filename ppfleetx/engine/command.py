@@ -13,7 +13,16 @@ import time
 import warnings
 from collections.abc import Callable
 
-from ppfleetx.config import EXIT_USER_ERROR, Config, Loaded, Problem, UserError, load_config, world_size_of_launch
+from ppfleetx.config import (
+    EXIT_USER_ERROR,
+    Config,
+    Loaded,
+    Problem,
+    UserError,
+    load_config,
+    nodes_of_launch,
+    world_size_of_launch,
+)
 from ppfleetx.config.explain import explain
 from ppfleetx.distributed import Topology
 from ppfleetx.distributed.version import check_paddle_version
@@ -39,6 +48,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--dry-run", action="store_true", help="print the resolved YAML and stop (needs no Paddle)")
     options.add_argument("--world-size", type=int, metavar="N", help="with --dry-run or --explain: number of processes")
+    options.add_argument("--nodes", type=int, metavar="N", help="with --world-size: number of nodes (default 1)")
     options.add_argument("--explain", metavar="KEY", help="say where a value comes from and stop")
     return options
 
@@ -84,7 +94,12 @@ def _load(arguments: argparse.Namespace) -> Loaded:
                 "use it with --dry-run or --explain only",
             )
         )
-    return load_config(arguments.config, arguments.override, world_size)
+    if (nodes := arguments.nodes) is None:
+        nodes = nodes_of_launch() if arguments.world_size is None else 1
+    elif arguments.world_size is None or nodes < 1 or world_size % nodes:
+        rule = "it spreads the processes of --world-size over so many nodes, as many on each"
+        raise UserError(Problem("--nodes", nodes, rule, "use it with --world-size, which must be a multiple of it"))
+    return load_config(arguments.config, arguments.override, world_size, nodes)
 
 
 def quiet_paddle() -> None:

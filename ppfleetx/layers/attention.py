@@ -1,6 +1,7 @@
 """Causal self-attention.
 
-Shapes: s sequence, b batch, h hidden, n local heads, d head dim. Outside [s, b, h]; the kernel works on [b, n, s, d].
+Shapes: s sequence, b batch, h hidden, n local heads, m local heads of keys and values, d head dim. Outside [s, b, h]; the
+kernel works on [b, n, s, d].
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ppfleetx.layers.dropout import CUT, Dropout
 from ppfleetx.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ppfleetx.layers.parameter import ParameterMaker
 from ppfleetx.layers.recompute import RecomputePlan
+from ppfleetx.layers.rotary import Rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +25,21 @@ class AttentionOptions:
 
     Attributes:
         heads, head_dim: of the whole layer.
+        kv_heads: heads of keys and values; each serves heads / kv_heads neighbouring query heads.
         dropout: share of attention probabilities that are dropped.
         qk_divisor: q·k is divided by this before, and multiplied by it after the cast to float32; it changes nothing in
             exact arithmetic and keeps float16 in range (`scale_qk_by_layer_num`).
+        rotary: turns queries and keys by their positions; None: nothing does.
         fused_qkv: one linear for query, key and value.
         fused_linear, fused_softmax, flash: GPU kernels.
     """
 
     heads: int
+    kv_heads: int
     head_dim: int
     dropout: float = 0.0
     qk_divisor: float = 1.0
+    rotary: Rotary | None = None
     fused_qkv: bool = True
     fused_linear: bool = False
     fused_softmax: bool = False
@@ -41,7 +47,8 @@ class AttentionOptions:
 
 
 class CausalSelfAttention(nn.Layer):
-    """Multi-head attention in which a position sees itself and what is before it (Vaswani et al. 2017)."""
+    """Multi-head attention in which a position sees itself and what is before it (Vaswani et al. 2017), with fewer heads of
+    keys and values than of queries where so asked (Ainslie et al. 2023)."""
 
     def __init__(self, path: str, options: AttentionOptions, maker: ParameterMaker, plan: RecomputePlan, block: int):
         super().__init__()
@@ -58,16 +65,24 @@ class CausalSelfAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[s, b, h] → [s, b, h]."""
         q, k, v = (self.edges.cut_heads(tensor) for tensor in self._query_key_value(x))
+        if (rotary := self.options.rotary) is not None:
+            q, k = rotary(q), rotary(k)  # here every rank holds whole sequences, of some heads
         mixed = self.edges.cut_sequence(self._call_core(self.core, q, k, v))
         return self.out(mixed.reshape([*mixed.shape[:2], -1]))
 
     def _query_key_value(self, x: paddle.Tensor) -> list[paddle.Tensor]:
-        """Three tensors [s, b, n, d]; the fused linear's columns lie as [n, 3, d], so that a cut keeps heads whole."""
-        d = self.options.head_dim
+        """Tensors [s, b, n, d], [s, b, m, d] and [s, b, m, d], m the local heads of keys and values.
+
+        The fused linear's columns lie as [m, n/m + 2, d], so that a cut keeps heads whole.
+        """
+        shared = self.options.heads // self.options.kv_heads
         projected = [linear(x) for linear in self.inputs]
         if self.options.fused_qkv:
-            return projected[0].reshape([*projected[0].shape[:2], -1, 3, d]).unbind(3)
-        return [one.reshape([*one.shape[:2], -1, d]) for one in projected]
+            s, b = projected[0].shape[:2]
+            projected = (
+                projected[0].reshape([s, b, -1, shared + 2, self.options.head_dim]).split([shared, 1, 1], axis=3)
+            )
+        return [one.reshape([*one.shape[:2], -1, self.options.head_dim]) for one in projected]
 
 
 class CoreAttention(nn.Layer):
@@ -80,9 +95,10 @@ class CoreAttention(nn.Layer):
         self.scale = 1.0 / (options.head_dim**0.5 * options.qk_divisor)
 
     def forward(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        """q, k, v [s, b, n, d] → [s, b, n, d]."""
+        """q [s, b, n, d], k and v [s, b, m, d] with n a multiple of m → [s, b, n, d]."""
         if self.options.flash:
             return self._flash(q, k, v)
+        k, v = (_repeat(tensor, q.shape[2] // k.shape[2]) for tensor in (k, v))
         q, k, v = (tensor.transpose([1, 2, 0, 3]) for tensor in (q, k, v))
         scores = paddle.matmul(q * self.scale, k, transpose_y=True)  # [b, n, s, s]
         probabilities = self.dropout(self._softmax(scores))
@@ -99,12 +115,17 @@ class CoreAttention(nn.Layer):
         return F.softmax(scores + _causal_mask(scores.shape[-1]), axis=-1).astype(dtype)
 
     def _flash(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
-        """Flash attention (GPU, half precision); it masks, scales and drops inside, in float32."""
+        """Flash attention (GPU, half precision); it masks, scales, drops and shares keys inside, in float32."""
         q, k, v = (tensor.transpose([1, 0, 2, 3]) for tensor in (q, k, v))  # [b, s, n, d]
         p = self.options.dropout if self.training else 0.0
         with self.dropout.tracker.rng_state(self.dropout.stream):
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, training=self.training)
         return out.transpose([1, 0, 2, 3])
+
+
+def _repeat(x: paddle.Tensor, times: int) -> paddle.Tensor:
+    """[s, b, m, d] → [s, b, m · times, d], each head so many times in a row."""
+    return x if times == 1 else x.unsqueeze(3).expand([-1, -1, -1, times, -1]).flatten(2, 3)
 
 
 def _causal_mask(length: int) -> paddle.Tensor:

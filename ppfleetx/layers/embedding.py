@@ -1,4 +1,4 @@
-"""Token embedding and the head tied to it; tensor parallelism cuts both over the vocabulary."""
+"""Token embedding and head; tensor parallelism cuts both over the vocabulary."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class PositionEmbedding(nn.Layer):
 
 
 class ParallelHead(nn.Layer):
-    """Logits x·Wᵀ with W the tied embedding: [s, b, h] (with sequence parallel [s/mp, b, h]) → [s, b, V/mp].
+    """Logits x·Wᵀ: [s, b, h] (with sequence parallel [s/mp, b, h]) → [s, b, V/mp].
 
     Args:
-        weight: the Parameter of the embedding itself; held, not copied, so that it stays one parameter.
+        weight: W; of a tied head the Parameter of the embedding itself, held, not copied, so that it stays one parameter.
         edges: this rank's edges.
     """
 

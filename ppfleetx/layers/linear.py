@@ -1,6 +1,7 @@
 """Linear layers whose weight tensor parallelism cuts by columns or by rows (Shoeybi et al. 2019, section 3).
 
-With one member in the tensor group both are y = x·W + b. Shapes: s sequence, b batch, [s, b, in] → [s, b, out].
+With one member in the tensor group both are y = x·W + b; there is no b where the model's specs have none. Shapes: s sequence,
+b batch, [s, b, in] → [s, b, out].
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class _Linear(nn.Layer):
     def __init__(self, path: str, maker: ParameterMaker, fused: bool = False):
         super().__init__()
         self.weight = maker.create(self, f"{path}.weight")
-        self.bias = maker.create(self, f"{path}.bias")
+        self.bias = maker.create(self, f"{path}.bias") if f"{path}.bias" in maker.specs else None
         self.edges = maker.edges
         self._linear = _fused_linear() if fused else F.linear
 
@@ -85,8 +86,8 @@ class RowParallelLinear(_Linear):
         """[s, b, in/mp] → [s, b, out] (with sequence parallel [s/mp, b, out])."""
         if self.edges.tensor is None:
             return self._linear(x, self.weight, self.bias)
-        # the bias is added once, after the sum
-        return self.edges.leave(paddle.matmul(x, self.weight)) + self.bias
+        y = self.edges.leave(paddle.matmul(x, self.weight))
+        return y if self.bias is None else y + self.bias  # added once, after the sum
 
 
 def _fused_linear():  # type: ignore[no-untyped-def]

@@ -21,3 +21,16 @@ class MLP(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """[s, b, h] → [s, b, h]."""
         return self.down(F.gelu(self.up(x), approximate=True))
+
+
+class SwiGLU(nn.Layer):
+    """W₂·(silu(W₁·x) ∘ W₃·x) (Shazeer 2020): [s, b, h] → [s, b, h]. W₁ and W₃ (gate and up) are one matmul."""
+
+    def __init__(self, path: str, maker: ParameterMaker, fused_linear: bool = False):
+        super().__init__()
+        self.gate_up = ColumnParallelLinear(f"{path}.gate_up", maker, fused_linear)
+        self.down = RowParallelLinear(f"{path}.down", maker, fused_linear)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """[s, b, h] → [s, b, h]."""
+        return self.down(F.swiglu(self.gate_up(x)))  # a rank's columns: those of its gate, then those of its up matrix

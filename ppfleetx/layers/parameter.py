@@ -71,14 +71,14 @@ def initial_values(spec: ParameterSpec, box: tuple[tuple[int, int], ...], tracke
 
 def _interleaved(spec: ParameterSpec, box: tuple[tuple[int, int], ...], tracker: RNGStatesTracker) -> np.ndarray:
     """Each part from its own stream, so that fused and split query/key/value start from the same matrices."""
-    count = len(spec.parts)
-    *front, (start, stop) = box
-    full = (*spec.shape[:-1], spec.shape[-1] // count)
-    size = full[-1] // spec.groups  # columns of one part in one group; the box holds whole groups
-    kept = (*front, (start // count, stop // count))
-    drawn = [tracker.init_stream(name).normal(full, spec.std, _slices(kept)) for name in spec.parts]
-    groups = [part.reshape(*part.shape[:-1], -1, size) for part in drawn]
-    return np.stack(groups, axis=-2).reshape([end - begin for begin, end in box])
+    *front, last = box
+    first, end = (edge // sum(spec.part_widths) for edge in last)  # the box holds whole groups
+    drawn = []
+    for name, width in zip(spec.parts, spec.part_widths, strict=True):
+        full, kept = (*spec.shape[:-1], spec.groups * width), (*front, (first * width, end * width))
+        part = tracker.init_stream(name).normal(full, spec.std, _slices(kept))
+        drawn.append(part.reshape(*part.shape[:-1], -1, width))
+    return np.concatenate(drawn, axis=-1).reshape([stop - start for start, stop in box])
 
 
 def _slices(box: tuple[tuple[int, int], ...]) -> tuple[slice, ...]:

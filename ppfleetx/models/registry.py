@@ -9,15 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ppfleetx.config import Config
+from ppfleetx.config.schema import FAMILIES
 from ppfleetx.layers.spec import ParameterSpec
 
 if TYPE_CHECKING:
     from ppfleetx.distributed import RNGStatesTracker
     from ppfleetx.layers.edges import Edges
     from ppfleetx.models.pieces import PieceList
-
-#: `Model.name` → package
-_PACKAGES = {"GPT": "gpt", "GPT-cn": "gpt"}
 
 
 def parameters(config: Config) -> dict[str, ParameterSpec]:
@@ -32,9 +30,13 @@ def num_parameters(config: Config) -> int:
 
 
 def flops_per_token(config: Config, seq_len: int) -> int:
-    """Floating-point operations of forward and backward for one token (recomputation not counted, as in model FLOPs)."""
-    flops: int = _module(config, "spec").flops_per_token(config, seq_len)
-    return flops
+    """Floating-point operations of forward and backward for one token (recomputation not counted, as in model FLOPs).
+
+    6 for each weight of a matmul (2 forward, 4 backward) plus the attention products, 12·L·h·s
+    (Chowdhery et al. 2022, PaLM, appendix B). A tied matrix counts once, as the head.
+    """
+    weights = sum(spec.size for spec in parameters(config).values() if len(spec.shape) == 2 and not spec.is_lookup)
+    return 6 * weights + 12 * config.Model.num_layers * config.Model.hidden_size * seq_len
 
 
 def summary(config: Config) -> str:
@@ -60,9 +62,11 @@ def build_model(
         edges: where values are cut over groups; None: nowhere.
         stage: (number, count) of pipeline stages.
     """
-    model: PieceList = _module(config, "pieces").build_model(config, tracker, edges, stage)
+    from ppfleetx.layers.edges import Edges  # needs Paddle
+
+    model: PieceList = _module(config, "pieces").PieceMaker(config, tracker, edges or Edges()).model(stage)
     return model
 
 
 def _module(config: Config, part: str) -> Any:
-    return import_module(f"ppfleetx.models.{_PACKAGES[config.Model.name]}.{part}")
+    return import_module(f"ppfleetx.models.{FAMILIES[config.Model.name].lower()}.{part}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 Weights = dict[str, np.ndarray]
@@ -31,14 +33,16 @@ def logits(weights: Weights, ids: np.ndarray, heads: int) -> np.ndarray:
 
 def loss(weights: Weights, ids: np.ndarray, labels: np.ndarray, mask: np.ndarray, heads: int, vocab_size: int) -> float:
     """Mean of −log p(label) over the unmasked places, the softmax taken over the true vocabulary only."""
-    p = _softmax(logits(weights, ids, heads)[..., :vocab_size])
-    picked = np.take_along_axis(p, labels[..., None], -1)[..., 0]
+    return mean_loss(logits(weights, ids, heads)[..., :vocab_size], labels, mask)
+
+
+def mean_loss(logits: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> float:
+    """Mean of −log softmax(logits)[label] over the unmasked places."""
+    picked = np.take_along_axis(_softmax(logits), labels[..., None], -1)[..., 0]
     return float((-np.log(picked) * mask).sum() / mask.sum())
 
 
-def gradients(
-    weights: Weights, ids: np.ndarray, labels: np.ndarray, mask: np.ndarray, heads: int, vocab_size: int
-) -> Weights:
+def gradients(loss: Callable[[Weights], float], weights: Weights) -> Weights:
     """Central differences of `loss` in every element (error about 1e-9 in float64)."""
     step, found = 1e-5, {}
     for name, weight in weights.items():
@@ -48,7 +52,7 @@ def gradients(
             sides = []
             for moved in (kept + step, kept - step):
                 weight[index] = moved
-                sides.append(loss(weights, ids, labels, mask, heads, vocab_size))
+                sides.append(loss(weights))
             weight[index] = kept
             gradient[index] = (sides[0] - sides[1]) / (2 * step)
         found[name] = gradient
