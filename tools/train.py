@@ -10,13 +10,13 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
 
 from ppfleetx.config import Config
 from ppfleetx.engine import command
-from ppfleetx.models.registry import build_model, summary
+from ppfleetx.models.registry import summary
 
 
 def train(config: Config) -> int:
     """The straight line of a run; returns its exit code."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-    from ppfleetx.engine import Engine, check_supported, edges_of, make_trainable, open_data, stage_of
+    from ppfleetx.engine import Engine, check_supported, make_model, make_trainable, open_data
     from ppfleetx.optim import build_optimizer
 
     check_supported(config)
@@ -24,7 +24,7 @@ def train(config: Config) -> int:
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)
         tracker = get_rng_state_tracker()
-        model = build_model(config, tracker, edges_of(config, context), stage_of(context))
+        model = make_model(config, context, tracker)
         trainable = make_trainable(config, context, model)
         optimizer = build_optimizer(config, trainable.named)
         engine = Engine(config, context, tracker, model, trainable, optimizer)

@@ -79,11 +79,9 @@ class ShardedParameters:
         )
         tied_alone = context.tied_group is not None
         self._units = [Unit(parameters, group, options) for parameters in partition(pieces, tied_alone)]
-        self._gradients = paddle.zeros([sum(unit.length for unit in self._units)], "float32")  # of all cuts, end to end
         self._slices = [part for unit in self._units for part in unit.slices]
         self.named: Mapping[str, Tensor] = {part.spec.name: part for part in self._slices}
-        for unit, gradient in self._by_unit(self._gradients):
-            unit.attach(gradient)
+        self._gradients: Tensor | None = None  # of all cuts, end to end; made for the first update
         #: units that several pieces need: they stay from the first one's forward to the end of backward
         self._shared: set[Unit] = set()
         self._wrap_all(pieces)
@@ -93,9 +91,10 @@ class ShardedParameters:
     def reduce(self) -> None:
         """The reduce-scatters that backward left; then one all-reduce of this rank's cuts over dp × sep; with sequence
         parallel one, in buckets, of what tensor parallelism does not cut; one of a weight that two stages hold."""
+        gradients = self._with_gradients()
         for unit in self._units:
             unit.finish()
-        all_reduce_sum_(self._gradients, self._context.replica_group)
+        all_reduce_sum_(gradients, self._context.replica_group)
         if self._sequence_parallel:
             whole = [part for part in self._slices if part.spec.mp_dim is None]
             average_gradients(whole, self._context.group("mp"), scale=1.0, reduce_dtype=self._dtypes.reduce)
@@ -113,7 +112,7 @@ class ShardedParameters:
 
     def scale(self, factor: float) -> None:
         """Local."""
-        self._gradients.scale_(factor)  # every slice's gradient is a view of it
+        self._with_gradients().scale_(factor)  # every slice's gradient is a view of it
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
@@ -121,7 +120,7 @@ class ShardedParameters:
         if not self._offloads:
             yield
             return
-        for unit, gradient in self._by_unit(self._gradients.cpu()):
+        for unit, gradient in self._by_unit(self._with_gradients().cpu()):
             unit.show_gradient(gradient)
         device = paddle.get_device()
         paddle.set_device("cpu")
@@ -155,6 +154,14 @@ class ShardedParameters:
             yield unit, view(gradients, start, [unit.length])
             start += unit.length
 
+    def _with_gradients(self) -> Tensor:
+        """The gradient of all cuts; its memory is not there while the model is built, nor in an evaluation."""
+        if self._gradients is None:
+            self._gradients = paddle.zeros([sum(unit.length for unit in self._units)], "float32")
+            for unit, gradient in self._by_unit(self._gradients):
+                unit.attach(gradient)
+        return self._gradients
+
     # ---- the model's side
 
     def _wrap_all(self, pieces: Sequence[nn.Layer]) -> None:
@@ -177,6 +184,8 @@ class ShardedParameters:
                 unit.gather()
 
         def forward(*args: Any, **kwargs: Any) -> Tensor:
+            if paddle.is_grad_enabled():
+                self._with_gradients()
             self._make_room(units)
             open_units()
             for unit in next_units:
@@ -189,7 +198,8 @@ class ShardedParameters:
         piece.forward = forward
 
     def _make_room(self, units: Sequence[Unit]) -> None:
-        """Stage 3: frees the block before when a piece is about to gather; so the last block stays for its backward."""
+        """Stage 3: frees the block before when a piece is about to gather; so the last block stays for its backward: a unit
+        of several pieces (the last norm and the head) does not displace it."""
         if self._frees and any(not unit.is_current and unit not in self._shared for unit in units):
             for unit in self._units:
                 if unit.is_current and unit not in self._shared and unit not in units:

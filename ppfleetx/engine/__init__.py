@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppfleetx.engine.data import RunData, open_data
     from ppfleetx.engine.engine import Engine
-    from ppfleetx.engine.step import edges_of, make_trainable, stage_of
+    from ppfleetx.engine.step import edges_of, make_model, make_trainable, stage_of
     from ppfleetx.engine.supported import check_supported
 
 _MODULE_OF = {
@@ -16,12 +16,13 @@ _MODULE_OF = {
     "RunData": "data",
     "check_supported": "supported",
     "edges_of": "step",
+    "make_model": "step",
     "make_trainable": "step",
     "open_data": "data",
     "stage_of": "step",
 }
 
-__all__ = ["Engine", "RunData", "check_supported", "edges_of", "make_trainable", "open_data", "stage_of"]
+__all__ = ["Engine", "RunData", "check_supported", "edges_of", "make_model", "make_trainable", "open_data", "stage_of"]
 
 
 def __getattr__(name: str) -> Any:

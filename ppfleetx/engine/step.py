@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ from paddle import nn
 
 from ppfleetx.config import Config
 from ppfleetx.data import Batch
-from ppfleetx.distributed import ParallelContext
+from ppfleetx.distributed import ParallelContext, RNGStatesTracker
 from ppfleetx.distributed.collectives import all_reduce_sum_
 from ppfleetx.distributed.interleaved import InterleavedPipeline
 from ppfleetx.distributed.pipeline import Pipeline
@@ -22,6 +24,10 @@ from ppfleetx.engine.precision import Precision, parameter_dtype
 from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.loss import ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
+from ppfleetx.models.pieces import PieceList
+from ppfleetx.models.registry import build_model, summary
+
+logger = logging.getLogger("ppfleetx")
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,16 @@ def stage_of(context: ParallelContext) -> tuple[int, int]:
     return context.topology.pp_info.rank, context.topology.pp_info.size
 
 
-def make_trainable(config: Config, context: ParallelContext, model: nn.Layer) -> Trainable:
+def make_model(config: Config, context: ParallelContext, tracker: RNGStatesTracker) -> PieceList:
+    """This rank's part of the model. Where it is sharded, its parameters have no memory yet: `make_trainable` initialises them
+    one by one and keeps this rank's cuts."""
+    logger.info("%s", summary(config))
+    sharded = config.Distributed.sharding.sharding_degree > 1
+    with paddle.LazyGuard() if sharded else contextlib.nullcontext():
+        return build_model(config, tracker, edges_of(config, context), stage_of(context))
+
+
+def make_trainable(config: Config, context: ParallelContext, model: PieceList) -> Trainable:
     """What the optimizer updates: the model's own parameters, or this rank's cuts of them."""
     precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
     sequence_parallel = edges_of(config, context).sequence_parallel

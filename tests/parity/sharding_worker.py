@@ -23,8 +23,7 @@ from ppfleetx.config import load_config, world_size_of_launch
 from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
 from ppfleetx.engine import check_supported, command, open_data
 from ppfleetx.engine.debug import Fault
-from ppfleetx.engine.step import NotFinite, TrainStep, edges_of, make_trainable, stage_of
-from ppfleetx.models.registry import build_model
+from ppfleetx.engine.step import NotFinite, TrainStep, make_model, make_trainable
 from ppfleetx.optim import build_optimizer
 from ppfleetx.optim.optimizer import optimizer_state
 from ppfleetx.optim.schedules import build_schedule
@@ -46,7 +45,7 @@ def run(overrides: Sequence[str]) -> dict[str, Any]:
     context = ParallelContext.create(topology, config.Global.device)
     seed_streams(topology, config.Global.seed)
     tracker = get_rng_state_tracker()
-    model = build_model(config, tracker, edges_of(config, context), stage_of(context))
+    model = make_model(config, context, tracker)
     trainable = make_trainable(config, context, model)
     optimizer = build_optimizer(config, trainable.named)
     train_step = TrainStep(config, context, model, trainable, optimizer)
