@@ -14,21 +14,36 @@ import pytest
 from ppfleetx.config.layouts import parse_layout
 from tests.training import NO_DROPOUT, Outcome, train, train_many_on
 
-#: 8 blocks for pp4vpp2; a vocabulary whose padding leaves the last of 4 tensor ranks without a single token (250 of 4 · 128)
-SMALL = (
-    *NO_DROPOUT, "Model.num_layers=8", "Model.hidden_size=32", "Model.num_attention_heads=4", "Global.micro_batch_size=2",
-    "Data.Train.loader.num_workers=0", "Optimizer.lr.name=ConstantWithWarmup", "Optimizer.lr.warmup_rate=0",
+COMMON = (
+    *NO_DROPOUT, "Model.hidden_size=32", "Global.micro_batch_size=2", "Data.Train.loader.num_workers=0",
+    "Optimizer.lr.name=ConstantWithWarmup", "Optimizer.lr.warmup_rate=0",
 )  # fmt: skip
+MODELS = {
+    # 8 blocks for pp4vpp2; a vocabulary whose padding leaves the last of 4 tensor ranks without a single token (250 of 4 · 128)
+    "gpt": (*COMMON, "Model.num_layers=8", "Model.num_attention_heads=4"),
+    # 8 query heads over 2 of keys and values
+    "llama": (
+        *COMMON, "Model.name=Llama", "Model.num_layers=4", "Model.num_attention_heads=8", "Model.num_key_value_heads=2",
+        "Model.ffn_hidden_size=44", "Model.rope_theta=500", "Model.rope_scaling.original_max_position_embeddings=16",
+    ),
+}  # fmt: skip
 RUNS = {
     "sgd": ("Optimizer.name=SGD", "Optimizer.lr.max_lr=0.3", "Optimizer.grad_clip=null", "Optimizer.weight_decay=0"),
     "clip": ("Optimizer.name=SGD", "Optimizer.lr.max_lr=0.3", "Optimizer.grad_clip.clip_norm=0.1"),
     "adamw": ("Optimizer.name=AdamW",),
 }
 TOLERANCE = {"sgd": 1e-5, "clip": 1e-5, "adamw": 1e-4}
+#: processes: model: layouts
 LAYOUTS = {
-    2: ["mp2", "pp2", "sep2", "mp2sp", "pp2rc"],
-    4: ["mp4", "pp4", "pp4vpp2", "mp2pp2", "mp2pp2sp", "mp2pp2rc", "sep2mp2", "mp4sp", "dp2mp2", "sep2pp2"],
-    8: ["dp2mp2pp2", "mp2pp4vpp2", "mp2pp2sharding2s2", "pp4vpp2sharding2s1"],
+    2: {"gpt": ["mp2", "pp2", "sep2", "mp2sp", "pp2rc"], "llama": ["mp2rc", "sharding2s3rc", "sep2", "mp2sprc"]},
+    4: {
+        "gpt": ["mp4", "pp4", "pp4vpp2", "mp2pp2", "mp2pp2sp", "mp2pp2rc", "sep2mp2", "mp4sp", "dp2mp2", "sep2pp2"],
+        "llama": ["mp2sharding2s3rc", "mp2pp2rc", "pp2sharding2s3"],
+    },
+    8: {
+        "gpt": ["dp2mp2pp2", "mp2pp4vpp2", "mp2pp2sharding2s2", "pp4vpp2sharding2s1"],
+        "llama": ["mp2pp2sharding2s1sp"],
+    },
 }
 #: what a layout needs beside its string: a 1F1B phase in the interleaved schedule, one sample a data rank
 MORE = {
@@ -57,20 +72,26 @@ UPDATE = (*RUNS["clip"], "Engine.max_steps=1")
 
 @pytest.fixture(scope="module")
 def one(request, tmp_path_factory) -> dict[str, Outcome]:
-    """One process."""
+    """One process, by model and run."""
     folder = tmp_path_factory.mktemp("one")
     runs = {**runs_of(request.config.getoption("--full")), "gradient": GRADIENT, "update": UPDATE}
-    return {name: train(folder / name, *SMALL, *overrides) for name, overrides in runs.items()}
+    return {
+        f"{model}-{name}": train(folder / model / name, *small, *overrides)
+        for model, small in MODELS.items()
+        for name, overrides in runs.items()
+    }
 
 
 @pytest.fixture(scope="module", params=[2, 4, 8])
 def many(request, tmp_path_factory) -> dict[str, Outcome]:
-    """All layouts of a world size in one set of processes: every run with --full, else the gradient and the clipped run."""
+    """All layouts of a world size in one set of processes, by model, layout and run: every run with --full, else the gradient
+    and the clipped run."""
     full = request.config.getoption("--full")
     chosen = {name: run for name, run in runs_of(full).items() if full or name == "clip"}
     runs = {
-        f"{layout}-{name}": (*SMALL, *overrides, *parse_layout(layout).overrides, *MORE.get(layout, ()))
-        for layout in LAYOUTS[request.param]
+        f"{model}-{layout}-{name}": (*MODELS[model], *overrides, *parse_layout(layout).overrides, *MORE.get(layout, ()))
+        for model, layouts in LAYOUTS[request.param].items()
+        for layout in layouts
         for name, overrides in {**chosen, "gradient": GRADIENT, "update": UPDATE}.items()
     }
     outcomes = train_many_on(
@@ -90,8 +111,8 @@ def relative(found, right, key):
 def test_losses_and_norms(one, many):
     wrong = {}
     for name, outcome in many.items():
-        run = name.rpartition("-")[2]
-        loss, norm = (relative(outcome, one[run], key) for key in ("loss", "grad_norm"))
+        model, _, run = name.split("-")
+        loss, norm = (relative(outcome, one[f"{model}-{run}"], key) for key in ("loss", "grad_norm"))
         if loss[0] > 1e-6 or norm[0] > 1e-5 or loss.max() > TOLERANCE.get(run, 1e-6):
             wrong[name] = (loss.max(), norm.max())
     assert not wrong, json.dumps({name: [float(value) for value in values] for name, values in wrong.items()}, indent=1)
@@ -99,12 +120,11 @@ def test_losses_and_norms(one, many):
 
 def parted(one, many, run, tolerance):
     """Parameters whose values after one update differ by more than `tolerance` of their norm."""
-    right = one[run].weights(1)
-    floor = 1e-3 * max(np.linalg.norm(weight) for weight in right.values())
     wrong = {}
     for name, outcome in many.items():
         if name.endswith(f"-{run}"):
-            found = outcome.weights(1)
+            found, right = outcome.weights(1), one[f"{name.partition('-')[0]}-{run}"].weights(1)
+            floor = 1e-3 * max(np.linalg.norm(weight) for weight in right.values())
             assert found.keys() == right.keys()
             for parameter, weight in right.items():
                 difference = np.linalg.norm(found[parameter] - weight) / max(np.linalg.norm(weight), floor)
