@@ -11,14 +11,21 @@ from tests.training import REPO
 
 #: recipe → what is cut
 RECIPES = {
-    1: {"345M_single_card": ()},
+    1: {"gpt/pretrain_gpt_345M_single_card": ()},
     2: {
-        "1.3B_dp8": ("Distributed.dp_degree=2",),
-        "6.7B_sharding16": ("Distributed.sharding.sharding_degree=2",),
+        "gpt/pretrain_gpt_1.3B_dp8": ("Distributed.dp_degree=2",),
+        "gpt/pretrain_gpt_6.7B_sharding16": ("Distributed.sharding.sharding_degree=2",),
+        "llama/pretrain_llama3_8B_sharding8_stage3": ("Distributed.sharding.sharding_degree=2",),
     },
     4: {
-        "13B_dp8": ("Distributed.mp_degree=2", "Distributed.pp_degree=2"),
-        "175B_mp8_pp16": ("Distributed.mp_degree=2", "Distributed.pp_degree=2"),
+        "gpt/pretrain_gpt_13B_dp8": ("Distributed.mp_degree=2", "Distributed.pp_degree=2"),
+        "gpt/pretrain_gpt_175B_mp8_pp16": ("Distributed.mp_degree=2", "Distributed.pp_degree=2"),
+        "llama/pretrain_llama3_8B_mp4_sharding2": ("Distributed.mp_degree=2", "Model.num_key_value_heads=2"),
+        "llama/pretrain_llama3_70B_mp8_pp8_sharding4": (
+            "Distributed.mp_degree=1",
+            "Distributed.pp_degree=2",
+            "Distributed.sharding.sharding_degree=2",
+        ),
     },
 }
 
@@ -28,9 +35,7 @@ def test_recipes_train_three_steps(tmp_path, nproc):
     lines = []
     for recipe, cut in RECIPES[nproc].items():
         pairs = [*cut, "Engine.max_steps=3", "Engine.eval_freq=3", f"Engine.save_load.output_dir={tmp_path / recipe}"]
-        lines.append(
-            ["-c", f"configs/nlp/gpt/pretrain_gpt_{recipe}.yaml", "-c", "configs/debug/laptop.yaml", "-o", *pairs]
-        )
+        lines.append(["-c", f"configs/nlp/{recipe}.yaml", "-c", "configs/debug/laptop.yaml", "-o", *pairs])
     result = launch([REPO / "tests/parity/worker.py", json.dumps(lines)], nproc, timeout=200, cwd=REPO)
     assert result.returncode == 0 and result.orphans == 0, result.logs[0][-3000:]
     for recipe in RECIPES[nproc]:

@@ -48,10 +48,14 @@ RUN = ("Model.num_layers=2", "Model.vocab_size=300", "Engine.save_load.save_step
 DROPOUT, PLAIN = RUN, (*RUN, *NO_DROPOUT)
 
 
-def run_all(folder: Path, runs: dict[str, dict[str, tuple[str, ...]]]) -> dict[str, Outcome]:
+def run_all(
+    folder: Path,
+    runs: dict[str, dict[str, tuple[str, ...]]],
+    all_layouts: dict[int, dict[str, tuple[str, ...]]] = LAYOUTS,
+) -> dict[str, Outcome]:
     """Runs by layout and name, in one set of processes for each number of them."""
     outcomes: dict[str, Outcome] = {}
-    for nproc, layouts in LAYOUTS.items():
+    for nproc, layouts in all_layouts.items():
         own = {name: (*layout, *more) for key, layout in layouts.items() for name, more in runs[key].items()}
         if nproc == 1:
             with pytest.MonkeyPatch.context() as patch:
