@@ -10,7 +10,7 @@ from typing import Any
 
 from ppfleetx.config.errors import Problem
 from ppfleetx.config.fields import key
-from ppfleetx.config.schema import FAMILIES, Sections
+from ppfleetx.config.schema import Sections
 from ppfleetx.config.unknown import UNKNOWN, Stopped
 
 
@@ -26,8 +26,6 @@ class Derived:
     accumulate_steps: int = key(1, "micro-batches in one update on one data rank")
     ffn_hidden_size: int = key(1, "width inside the MLP")
     num_key_value_heads: int = key(1, "heads of keys and values")
-    hidden_dropout_prob: float = key(0.0, "dropout after the embedding, the attention and the MLP")
-    attention_probs_dropout_prob: float = key(0.0, "dropout on attention probabilities")
     padded_vocab_size: int = key(1, "rows of the embedding", unit="tokens")
     recompute_granularity: str | None = key(None, "what is recomputed; null: nothing")
     no_recompute_layers: tuple[int, ...] = key((), "blocks that are not recomputed")
@@ -70,8 +68,8 @@ class Deriver:
         """Everything, in the order in which one value needs another; a step that meets `UNKNOWN` ends there."""
         steps = (
             self._auto_degrees, self._degrees, self._batch_sizes, self._micro_batches, self._sampler_sizes, self._model,
-            self._recompute, self._betas, self._multi_precision, self._schedule, self._sample_counts, self._checkpoints,
-            self._force_sequence_keys, self._force_main_grad_keys, self._force_overlap_keys,
+            self._dropout, self._recompute, self._betas, self._multi_precision, self._schedule, self._sample_counts,
+            self._checkpoints, self._force_sequence_keys, self._force_main_grad_keys, self._force_overlap_keys,
         )  # fmt: skip
         for step in steps:
             with suppress(Stopped):
@@ -85,16 +83,19 @@ class Deriver:
 
     def force(self, path: str, value: Any, reason: str) -> None:
         """Changes a key that cannot be as the user wrote it, with a warning."""
+        self.fill(path, value, reason)
+        self.warnings.append(f"{path} is {value}: {reason}")
+
+    def fill(self, path: str, value: Any, reason: str) -> None:
+        """Gives a key that says `auto`, or nothing where families differ, its value: the rest of the code sees that only."""
         self.sections = replace_at(self.sections, path.split("."), value)
         self.reasons[path] = f"{value}, since {reason}"
-        self.warnings.append(f"{path} is {value}: {reason}")
 
     def refuse(self, path: str, value: Any, rule: str, fix: str = "") -> None:
         """Notes a problem."""
         self.problems.append(Problem(path, value, rule, fix))
 
     def _auto_degrees(self) -> None:
-        """Replaces `auto`: the rest of the code sees numbers only."""
         world, nodes = self.world_size, self.num_nodes
         degrees = {
             "Distributed.sharding.sharding_degree": (nodes, "auto is the number of nodes"),
@@ -114,8 +115,7 @@ class Deriver:
                 self.refuse(path, value, rule, "give a number")
                 self.sections = replace_at(self.sections, path.split("."), UNKNOWN)
             else:
-                self.sections = replace_at(self.sections, path.split("."), degree)
-                self.reasons[path] = f"{degree}, since {reason}"
+                self.fill(path, degree, reason)
 
     def _degrees(self) -> None:
         layout, world = self.sections.Distributed, self.world_size
@@ -204,16 +204,18 @@ class Deriver:
         self.set(
             "num_key_value_heads", heads or model.num_attention_heads, "as given" if heads else "num_attention_heads"
         )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            given, family = getattr(model, name), FAMILIES[model.name]
-            usual = 0.1 if family == "GPT" else 0.0
-            self.set(name, usual if given is None else given, f"that of {family}" if given is None else "as given")
         unit = model.vocab_size_divisible_unit * mp
         self.set(
             "padded_vocab_size", -(-model.vocab_size // unit) * unit,
             f"vocab_size {model.vocab_size} rounded up to a multiple of vocab_size_divisible_unit "
             f"{model.vocab_size_divisible_unit} × mp_degree {mp}",
         )  # fmt: skip
+
+    def _dropout(self) -> None:
+        family = self.sections.Model.family
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            if (given := getattr(self.sections.Model, name)) is not UNKNOWN and given is None:
+                self.fill(f"Model.{name}", 0.1 if family == "GPT" else 0.0, f"that is the family's, {family}")
 
     def _recompute(self) -> None:
         model = self.sections.Model

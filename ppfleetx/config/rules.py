@@ -10,7 +10,7 @@ from contextlib import suppress
 from ppfleetx.config.coerce import default_of, to_tree
 from ppfleetx.config.derive import Derived
 from ppfleetx.config.errors import Problem
-from ppfleetx.config.schema import FAMILIES, Sections, SplitConfig
+from ppfleetx.config.schema import Sections, SplitConfig
 from ppfleetx.config.unknown import Stopped
 
 Rule = Callable[[Sections, Derived], Iterator[Problem]]
@@ -46,7 +46,7 @@ def warn(sections: Sections, derived: Derived) -> list[str]:
 
 def _family(sections: Sections, derived: Derived) -> Iterator[Problem]:
     model = sections.Model
-    family = FAMILIES[model.name]
+    family = model.family
     if model.module not in (None, f"{family}Module"):
         yield Problem("Model.module", model.module, f"Model.name {model.name} goes with {family}Module", "leave it out")
     for field in dataclasses.fields(model):
@@ -72,7 +72,7 @@ def _key_value_heads(sections: Sections, derived: Derived) -> Iterator[Problem]:
 
 def _rotary(sections: Sections, derived: Derived) -> Iterator[Problem]:
     model = sections.Model
-    if FAMILIES[model.name] != "Llama":
+    if model.family != "Llama":
         return
     hidden, heads, scaling = model.hidden_size, model.num_attention_heads, model.rope_scaling
     if hidden % heads == 0 and hidden // heads % 2:

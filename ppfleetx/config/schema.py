@@ -120,10 +120,10 @@ class ModelConfig:
         derived="num_attention_heads", family="Llama",
     )
     ffn_hidden_size: int | None = key(None, "width inside the MLP", at_least=1, derived="4 × hidden_size")
-    hidden_dropout_prob: float | None = key(
+    hidden_dropout_prob: float = key(
         None, "dropout after the embedding, the attention and the MLP", at_least=0, below=1, derived="0.1 for GPT, 0 for Llama",
     )
-    attention_probs_dropout_prob: float | None = key(
+    attention_probs_dropout_prob: float = key(
         None, "dropout on attention probabilities", at_least=0, below=1, derived="0.1 for GPT, 0 for Llama",
     )
     max_position_embeddings: int = key(1024, "longest sequence (GPT: learned positions); at least max_seq_len", unit="tokens", at_least=1)
@@ -145,6 +145,11 @@ class ModelConfig:
     fused_softmax_with_triangular: bool = key(True, "fused causal mask + softmax kernel (GPU)")
     use_flash_attn: bool = key(False, "flash attention (GPU)")
     scale_qk_by_layer_num: bool = key(True, "divide q·k by the block number before, multiply after the cast to float32 (float16 range)")
+
+    @property
+    def family(self) -> str:
+        """The model family that `name` belongs to."""
+        return next(family for name, family in FAMILIES.items() if self.name == name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ class PieceMaker:
         ]
         first = None
         if number == 0:
-            first = Embedding(self.maker, self.config.derived.hidden_dropout_prob, self.positions())
+            first = Embedding(self.maker, self.config.Model.hidden_dropout_prob, self.positions())
             chunks[0].insert(0, first)
         if number == count - 1:
             chunks[-1] += [self.norm(FINAL_NORM), self._head(first)]
@@ -116,17 +116,17 @@ class PieceMaker:
     def _block(self, number: int) -> Block:
         path, maker = f"blocks.{number}", self.maker
         attention = CausalSelfAttention(f"{path}.attention", self._attention_options(number), maker, self.plan, number)
-        dropout = Dropout(self.config.derived.hidden_dropout_prob, maker.residual_stream, maker.tracker)
+        dropout = Dropout(self.config.Model.hidden_dropout_prob, maker.residual_stream, maker.tracker)
         norms = self.norm(f"{path}.norm1"), self.norm(f"{path}.norm2")
         return Block(norms, attention, self.mlp(f"{path}.mlp"), dropout, self.plan, number)
 
     def _attention_options(self, number: int) -> AttentionOptions:
-        model, derived = self.config.Model, self.config.derived
+        model = self.config.Model
         return AttentionOptions(
             heads=model.num_attention_heads,
-            kv_heads=derived.num_key_value_heads,
+            kv_heads=self.config.derived.num_key_value_heads,
             head_dim=model.hidden_size // model.num_attention_heads,
-            dropout=derived.attention_probs_dropout_prob,
+            dropout=model.attention_probs_dropout_prob,
             qk_divisor=number + 1 if model.scale_qk_by_layer_num else 1,
             rotary=self.rotary,
             fused_qkv=model.fuse_attn_qkv,

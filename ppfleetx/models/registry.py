@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ppfleetx.config import Config
-from ppfleetx.config.schema import FAMILIES
 from ppfleetx.layers.spec import ParameterSpec
 
 if TYPE_CHECKING:
@@ -69,4 +68,4 @@ def build_model(
 
 
 def _module(config: Config, part: str) -> Any:
-    return import_module(f"ppfleetx.models.{FAMILIES[config.Model.name].lower()}.{part}")
+    return import_module(f"ppfleetx.models.{config.Model.family.lower()}.{part}")

@@ -41,10 +41,10 @@ def test_a_misspelt_key_of_llama_names_the_nearest():
 
 def test_dropout_is_gpts_by_default_and_anyones_by_wish():
     gpt, llama, wished = config_of(), config_of(*LLAMA), config_of(*LLAMA, "Model.hidden_dropout_prob=0.3")
-    assert (gpt.derived.hidden_dropout_prob, gpt.derived.attention_probs_dropout_prob) == (0.1, 0.1)
-    assert (llama.derived.hidden_dropout_prob, llama.derived.attention_probs_dropout_prob) == (0.0, 0.0)
-    assert wished.derived.hidden_dropout_prob == 0.3
-    assert "that of Llama" in explain(tiny(*LLAMA), "Model.hidden_dropout_prob")
+    assert (gpt.Model.hidden_dropout_prob, gpt.Model.attention_probs_dropout_prob) == (0.1, 0.1)
+    assert (llama.Model.hidden_dropout_prob, llama.Model.attention_probs_dropout_prob) == (0.0, 0.0)
+    assert wished.Model.hidden_dropout_prob == 0.3
+    assert "0.0, since that is the family's, Llama" in explain(tiny(*LLAMA), "Model.hidden_dropout_prob")
 
 
 def test_heads_of_keys_and_values():
