@@ -83,11 +83,14 @@ def test_padding_is_never_stored_and_read_as_zero(case):
 
 @st.composite
 def interleaved(draw):
-    """(writer's cut, reader's cut) of query, key and value in one parameter."""
+    """(writer's cut, reader's cut) of query, key and value in one parameter, with as many columns each or (GQA) not; the reader
+    may have another number of groups."""
     groups, width = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    shares = draw(st.sampled_from([(), (3, 1, 1), (1, 2, 1)]))
     front = draw(st.sampled_from([(), (1,), (3,)]))
-    spec = ParameterSpec(name="a.qkv.weight", shape=(*front, groups * 3 * width), parts=QKV, groups=groups)
-    return draw(cut(spec)), draw(cut(spec))
+    shape = (*front, groups * (sum(shares) or 3) * width)
+    spec = ParameterSpec(name="a.qkv.weight", shape=shape, parts=QKV, groups=groups, shares=shares)
+    return draw(cut(spec)), draw(cut(replace(spec, groups=draw(st.sampled_from([1, groups])))))
 
 
 @given(interleaved())
@@ -95,24 +98,34 @@ def interleaved(draw):
 def test_fused_query_key_value_is_stored_as_three_and_read_back(case):
     writer, reader = case
     spec = writer.spec
-    width = spec.shape[-1] // 3 // spec.groups
-    fused = np.arange(prod(spec.shape), dtype=np.float32).reshape(spec.shape)
-    by_part = fused.reshape(*spec.shape[:-1], spec.groups, 3, width)
+    shares = spec.shares or (1, 1, 1)
+    width = spec.shape[-1] // sum(shares)  # of a part of share 1, all groups together
+    matrices = [
+        np.random.default_rng(number).permutation(prod(spec.shape[:-1]) * share * width).astype(np.float32)
+        for number, share in enumerate(shares)
+    ]
+    matrices = [one.reshape(*spec.shape[:-1], -1) for one in matrices]
+
+    def fused_as(spec):
+        """The matrices cut in groups by columns, those of a group side by side."""
+        groups = zip(*(np.split(one, spec.groups, axis=-1) for one in matrices), strict=True)
+        return np.concatenate([part for group in groups for part in group], axis=-1)
+
     with tempfile.TemporaryDirectory() as folder:
-        saved = save(Path(folder), writer, fused)
-        for number, name in enumerate(QKV):
-            matrix = by_part[..., number, :].reshape(*spec.shape[:-1], -1)
+        saved = save(Path(folder), writer, fused_as(spec))
+        for name, matrix in zip(QKV, matrices, strict=True):
             assert np.array_equal(saved.read_whole(name), matrix)
             split = ParameterSpec(name=name, shape=matrix.shape)
             box = tuple((0, length) for length in matrix.shape)
             assert np.array_equal(saved.read_piece(split, box, None, "moment1"), matrix.reshape(-1) + 0.5)
             assert saved.read_whole(name, "beta1_pow").tolist() == [np.float32(0.9)]
         for box, flat in reader.pieces:
-            assert np.array_equal(saved.read_piece(spec, box, flat), memory_of(fused, box, flat))
+            assert np.array_equal(saved.read_piece(reader.spec, box, flat), memory_of(fused_as(reader.spec), box, flat))
 
 
-def test_split_and_join_are_inverse_for_every_run():
-    spec = ParameterSpec(name="a.qkv.weight", shape=(2, 12), parts=QKV, groups=2)
+@pytest.mark.parametrize("shares", [(), (4, 1, 1)])
+def test_split_and_join_are_inverse_for_every_run(shares):
+    spec = ParameterSpec(name="a.qkv.weight", shape=(2, 12), parts=QKV, groups=2, shares=shares)
     box = ((0, 2), (0, 12))
     memory = np.arange(24)
     for start in range(25):
