@@ -174,7 +174,14 @@ def test_output_that_cannot_be_written(tmp_path, capsys):
     assert "Engine.save_load.output_dir" in text and "Traceback" not in text
 
 
-def test_dry_run_needs_no_paddle_and_is_quick(tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "world_size", "parameters"),
+    [
+        ("gpt/pretrain_gpt_175B_mp8_pp16", "128", "174,603,264,000"),
+        ("llama/pretrain_llama3_70B_mp8_pp8_sharding4", "256", "70,553,706,496"),
+    ],
+)
+def test_dry_run_needs_no_paddle_and_is_quick(tmp_path, recipe, world_size, parameters):
     """Paddle is blocked by a module of its name that cannot be imported."""
     (tmp_path / "paddle.py").write_text("raise ImportError('blocked')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -182,10 +189,10 @@ def test_dry_run_needs_no_paddle_and_is_quick(tmp_path):
         sys.executable,
         "tools/train.py",
         "-c",
-        "configs/nlp/gpt/pretrain_gpt_175B_mp8_pp16.yaml",
+        f"configs/nlp/{recipe}.yaml",
         "--dry-run",
         "--world-size",
-        "128",
+        world_size,
     ]
     times = []
     for _ in range(3):
@@ -193,7 +200,7 @@ def test_dry_run_needs_no_paddle_and_is_quick(tmp_path):
         done = subprocess.run(command, cwd=REPO, env=environment, capture_output=True, text=True, timeout=30)
         times.append(time.monotonic() - began)
         assert done.returncode == 0, done.stderr
-    assert "174,603,264,000 parameters" in done.stderr
+    assert f"{parameters} parameters" in done.stderr
     assert min(times) < 1.5
 
 

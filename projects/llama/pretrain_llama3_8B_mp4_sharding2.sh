@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Llama 3 8B on 8 cards, mp 4 × sharding 2 (stage 3).
+#   bash projects/llama/pretrain_llama3_8B_mp4_sharding2.sh -- -o Data.Train.dataset.input_dir=/data/corpus
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/../launch.sh"
+launch ./configs/nlp/llama/pretrain_llama3_8B_mp4_sharding2.yaml 8 "$@"
