@@ -17,7 +17,7 @@ from ppfleetx.engine import command, make_trainable
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.step import TrainStep
 from ppfleetx.metrics.memory import peak_memory_bytes
-from ppfleetx.models.gpt.pieces import build_model
+from ppfleetx.models.registry import build_model
 from ppfleetx.optim import build_optimizer
 
 #: from what keeps most to what keeps least

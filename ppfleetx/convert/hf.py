@@ -7,7 +7,7 @@ in pieces: a model of any size takes little memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,23 +22,15 @@ from ppfleetx.checkpoint.regions import Region, whole
 from ppfleetx.checkpoint.shards import DTYPES, write_shard
 from ppfleetx.checkpoint.stream import PIECE_BYTES, stored
 from ppfleetx.checkpoint.weights import WEIGHTS, new_folder, whole_entry
-from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.config import Problem, UserError
 from ppfleetx.convert.converted import model_config, write_converted
 from ppfleetx.convert.hf_files import CONFIG, INDEX, HFFolder, Naming, Wanted
 from ppfleetx.layers.spec import ParameterSpec
-from ppfleetx.models.gpt import hf as gpt
-from ppfleetx.models.gpt import spec as gpt_spec
 from ppfleetx.models.hf import HFForm, Link
+from ppfleetx.models.registry import hf_forms, parameters
 
-
-class Family(NamedTuple):
-    """A model family: its Hugging Face form, and its parameters."""
-
-    form: HFForm
-    parameters: Callable[[Config], dict[str, ParameterSpec]]
-
-
-FAMILIES = (Family(gpt, gpt_spec.parameters),)
+#: of every family
+FORMS: tuple[HFForm, ...] = hf_forms()
 #: bytes of weights in a file; transformers' own value
 MAX_SHARD_BYTES = 5_000_000_000
 _TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -66,8 +58,8 @@ def to_hf(saved: Checkpoint, out: Path, max_shard_bytes: int = MAX_SHARD_BYTES) 
     model = (saved.manifest.run.get("config") or {}).get("Model")
     if model is None:
         raise UserError(Problem("PATH", str(saved.path), "its manifest does not tell the section Model of the run"))
-    titles = {title: family for family in FAMILIES for title in family.form.NAMES}
-    form = _family("Model.name", model.get("name"), titles).form
+    titles = {title: form for form in FORMS for title in form.NAMES}
+    form = _form("Model.name", model.get("name"), titles)
     weights = {name: entry for (name, slot), entry in stored(saved).items() if not slot}
     tensors = [_theirs(saved, weights, link) for link in form.links(model)]
     kinds = {tensor.dtype for tensor in tensors}
@@ -97,8 +89,8 @@ def from_hf(source: Path, out: Path) -> list[str]:
         Damaged: a file of it is no safetensors file.
     """
     folder = HFFolder(source)
-    types = {one.form.MODEL_TYPE: one for one in FAMILIES}
-    form, parameters = _family(f"{CONFIG}: model_type", folder.config.get("model_type"), types)
+    types = {one.MODEL_TYPE: one for one in FORMS}
+    form = _form(f"{CONFIG}: model_type", folder.config.get("model_type"), types)
     model, notes = form.from_config(folder.config)
     config = model_config(model)
     links = form.links(model)
@@ -120,10 +112,10 @@ def from_hf(source: Path, out: Path) -> list[str]:
     return notes
 
 
-def _family(key: str, value: Any, families: Mapping[str, Family]) -> Family:
-    if value not in families:
-        raise UserError(Problem(key, value, f"models that can be converted: {', '.join(families)}"))
-    return families[value]
+def _form(key: str, value: Any, forms: Mapping[str, HFForm]) -> HFForm:
+    if value not in forms:
+        raise UserError(Problem(key, value, f"models that can be converted: {', '.join(forms)}"))
+    return forms[value]
 
 
 def _wanted(links: Sequence[Link], specs: Sequence[ParameterSpec]) -> dict[str, Wanted]:

@@ -1,6 +1,7 @@
 """The model families: `Config.Model.name` names one, and here it is found. Imports no Paddle; each part loads on first use.
 
-A family is a package beside this file: `spec.py` is the model on paper (without Paddle), `pieces.py` what it computes.
+A family is a package beside this file: `spec.py` is the model on paper (without Paddle), `pieces.py` what it computes, `hf.py`
+its Hugging Face form.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ppfleetx.config import Config
+from ppfleetx.config.schema import FAMILIES
 from ppfleetx.layers.spec import ParameterSpec
 
 if TYPE_CHECKING:
     from ppfleetx.distributed import RNGStatesTracker
     from ppfleetx.layers.edges import Edges
+    from ppfleetx.models.hf import HFForm
     from ppfleetx.models.pieces import PieceList
 
 
@@ -65,6 +68,11 @@ def build_model(
 
     model: PieceList = _module(config, "pieces").PieceMaker(config, tracker, edges or Edges()).model(stage)
     return model
+
+
+def hf_forms() -> tuple[HFForm, ...]:
+    """How each family looks in Hugging Face's files."""
+    return tuple(import_module(f"ppfleetx.models.{family.lower()}.hf") for family in dict.fromkeys(FAMILIES.values()))
 
 
 def _module(config: Config, part: str) -> Any:

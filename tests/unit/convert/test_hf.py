@@ -24,7 +24,7 @@ from ppfleetx.convert import hf, hf_files
 from ppfleetx.convert.converted import model_config
 from ppfleetx.convert.hf import from_hf, to_hf
 from ppfleetx.models.gpt import hf as gpt
-from ppfleetx.models.gpt.spec import parameters
+from ppfleetx.models.registry import parameters
 from tests.unit.checkpoint.written import bfloat16, random_arrays, write_checkpoint
 
 MODEL = {
@@ -137,7 +137,7 @@ def turned_form():
 def test_a_family_whose_matrices_lie_transposed(tmp_path, monkeypatch):
     saved = ours(tmp_path / "ours")
     to_hf(saved, tmp_path / "plain")
-    monkeypatch.setattr(hf, "FAMILIES", (hf.Family(turned_form(), parameters),))
+    monkeypatch.setattr(hf, "FORMS", (turned_form(),))
     monkeypatch.setattr(hf, "PIECE_BYTES", 70)
     to_hf(saved, tmp_path / "turned")
     plain, turned = (load_file(tmp_path / name / hf.WEIGHTS) for name in ("plain", "turned"))
@@ -238,7 +238,7 @@ def test_quantised_weights_are_refused(tmp_path):
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"n_embd": None}, "config.json: n_embd"),
         ({"n_head": 3}, "Model.num_attention_heads"),
-        ({"model_type": "bloom"}, "models that can be converted: gpt2"),
+        ({"model_type": "bloom"}, "models that can be converted: gpt2, llama"),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(tmp_path, change, told):
