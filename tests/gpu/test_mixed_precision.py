@@ -56,6 +56,18 @@ def test_flash_attention_follows_the_plain_one(tmp_path):
     assert losses(tmp_path, "flash", *common, "Model.use_flash_attn=true") == pytest.approx(plain, rel=0.02)
 
 
+def test_llama_in_bfloat16_follows_float32(tmp_path):
+    """Grouped-query heads of 64 dims in the flash kernel; norms and rotary positions compute in float32 inside autocast."""
+    llama = (
+        "Model.name=Llama", "Model.hidden_size=512", "Model.num_layers=2", "Model.num_attention_heads=8",
+        "Model.num_key_value_heads=2", "Model.scale_qk_by_layer_num=false",
+    )  # fmt: skip
+    full = losses(tmp_path, "full", *llama)
+    for flash in ("false", "true"):
+        half = (AMP, "Engine.mix_precision.dtype=bfloat16", f"Model.use_flash_attn={flash}")
+        assert losses(tmp_path, f"half-{flash}", *llama, *half) == pytest.approx(full, rel=0.02)
+
+
 def test_float16_overflow_skips_the_update_and_counts_it(tmp_path):
     # a scale of 2^40 overflows float16 (largest value 65504) in the first updates until the scaler has halved it enough
     losses(tmp_path, "overflow", AMP, "Engine.mix_precision.scale_loss=1099511627776", "Engine.max_steps=40")
