@@ -19,10 +19,9 @@ from ppfleetx.models.registry import summary
 def evaluate(config: Config) -> int:
     """Restores a checkpoint and evaluates it."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-    from ppfleetx.engine import Engine, check_supported, make_model, make_trainable, open_data
+    from ppfleetx.engine import Engine, make_model, make_trainable, open_data
     from ppfleetx.optim import build_optimizer
 
-    check_supported(config)
     topology = command.topology_of(config)
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)

@@ -27,7 +27,7 @@ from ppfleetx.bench import LOGGING_FREQ
 from ppfleetx.config import Config, load_config
 from ppfleetx.data import Batch, CorpusWriter
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker, get_rng_state_tracker, seed_streams
-from ppfleetx.engine import Engine, RunData, check_supported, command, make_trainable, open_data
+from ppfleetx.engine import Engine, RunData, command, make_trainable, open_data
 from ppfleetx.metrics.console import setup_logging
 from ppfleetx.models.registry import build_model
 from ppfleetx.optim import build_optimizer
@@ -134,7 +134,6 @@ def _since(began: Time) -> Time:
 
 def _alternate(config: Config, rounds: int, steps: int) -> tuple[list[list[Time]], list[list[Time]], list[float]]:
     """(times of the engine's updates by round, of the bare loop's, losses of the bare loop); the warm-up comes first."""
-    check_supported(config)
     topology = command.topology_of(config)
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)

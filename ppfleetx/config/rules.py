@@ -38,6 +38,10 @@ def warn(sections: Sections, derived: Derived) -> list[str]:
         texts.append(
             f"Model.num_layers {model.num_layers} is not a multiple of pp_degree {layout.pp_degree}: stages are uneven"
         )
+    if layout.sharding.sharding_degree > 1 and layout.sharding.sharding_stage == 3 and layout.pp_degree > 1:
+        texts.append("sharding_stage 3 with pp_degree above 1 gathers every block anew for every micro-batch")
+    if sections.Optimizer.tensor_fusion:
+        texts.append("Optimizer.tensor_fusion has no effect: parameters are updated one by one")
     for path, data in _splits(sections):
         if data.sampler.shuffle:
             texts.append(f"{path}.sampler.shuffle has no further effect: samples are shuffled within each epoch anyway")

@@ -9,12 +9,10 @@ if TYPE_CHECKING:
     from ppfleetx.engine.data import RunData, open_data
     from ppfleetx.engine.engine import Engine
     from ppfleetx.engine.step import edges_of, make_model, make_trainable, stage_of
-    from ppfleetx.engine.supported import check_supported
 
 _MODULE_OF = {
     "Engine": "engine",
     "RunData": "data",
-    "check_supported": "supported",
     "edges_of": "step",
     "make_model": "step",
     "make_trainable": "step",
@@ -22,7 +20,7 @@ _MODULE_OF = {
     "stage_of": "step",
 }
 
-__all__ = ["Engine", "RunData", "check_supported", "edges_of", "make_model", "make_trainable", "open_data", "stage_of"]
+__all__ = ["Engine", "RunData", "edges_of", "make_model", "make_trainable", "open_data", "stage_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import paddle.distributed as dist
 
 from ppfleetx.config import load_config, world_size_of_launch
 from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-from ppfleetx.engine import check_supported, command, open_data
+from ppfleetx.engine import command, open_data
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.step import NotFinite, TrainStep, make_model, make_trainable
 from ppfleetx.optim import build_optimizer
@@ -40,7 +40,6 @@ def run(overrides: Sequence[str]) -> dict[str, Any]:
     """
     options = command.parser("").parse_args(arguments(Path("unused"), *overrides))
     config = load_config(options.config, options.override, world_size_of_launch()).config
-    check_supported(config)
     topology = command.topology_of(config)
     context = ParallelContext.create(topology, config.Global.device)
     seed_streams(topology, config.Global.seed)

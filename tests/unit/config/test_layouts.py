@@ -6,7 +6,6 @@ import pytest
 
 from ppfleetx.config import UserError, load_config
 from ppfleetx.config.layouts import parse_layout
-from ppfleetx.engine import check_supported
 from tests.unit.config.helpers import ROOT
 
 
@@ -46,7 +45,7 @@ ROWS = {"no sharding": "", **{f"sharding stage {stage}": f"sharding2s{stage}" fo
 def accepted(layout):
     overrides = ["Model.num_layers=8", "Global.global_batch_size=16", "Global.micro_batch_size=1", *layout.overrides]
     try:
-        check_supported(load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides, layout.world_size).config)
+        load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides, layout.world_size)
     except UserError:
         return False
     return True
