@@ -71,8 +71,7 @@ class CheckpointManager:
         An earlier save that is still under way is waited for.
         """
         self.wait()
-        began = time.perf_counter()
-        snapshot = self._snapshots.take(state)
+        began, snapshot = time.perf_counter(), self._take(state)
         blocked_s = time.perf_counter() - began
         if self._beside is None:
             self._beside = self.context.beside("save")
@@ -131,6 +130,13 @@ class CheckpointManager:
         """The step folders under `output_dir`, oldest first, complete or not."""
         return steps_in(self.output_dir)
 
+    def _take(self, state: TrainingState) -> Snapshot | Exception:
+        """The snapshot; or why there is none, which must not end the run on this rank alone."""
+        try:
+            return self._snapshots.take(state)
+        except (MemoryError, RuntimeError) as error:  # Paddle says the latter where memory is short
+            return error
+
     def _find(self, ckpt_dir: str | None, damaged: set[str]) -> str | None:
         if ckpt_dir is None:
             return None
@@ -164,7 +170,7 @@ class CheckpointManager:
             return None
         return UserError(*(Problem(KEY, str(path), f"the checkpoint is damaged: {fault}") for fault in faults))
 
-    def _save(self, context: ParallelContext, step: int, snapshot: Snapshot, blocked_s: float) -> None:
+    def _save(self, context: ParallelContext, step: int, snapshot: Snapshot | Exception, blocked_s: float) -> None:
         """The thread of a save; `context` is its own."""
         began = time.perf_counter()
         try:
@@ -190,9 +196,16 @@ class CheckpointManager:
 
 
 def write_checkpoint(
-    context: ParallelContext, output_dir: Path, step: int, snapshot: Snapshot, consolidate: bool = False
+    context: ParallelContext, output_dir: Path, step: int, snapshot: Snapshot | Exception, consolidate: bool = False
 ) -> Path:
     """Writes the checkpoint of `step`; every rank must call it, and all return when it is complete. Its folder.
+
+    Args:
+        context: this rank's place, with meetings of its own.
+        output_dir: where the step folders are.
+        step: updates done.
+        snapshot: what this rank writes; or why it cannot.
+        consolidate: see `CheckpointManager`.
 
     Raises:
         UserError: on all ranks, if one of them cannot write; nothing is left.
@@ -200,7 +213,13 @@ def write_checkpoint(
     final, aside = output_dir / f"step_{step:08d}", output_dir / f".step_{step:08d}.tmp"
     rank, num_ranks = context.topology.device_rank, context.topology.world_size
 
+    def write() -> None:
+        if isinstance(snapshot, Exception):
+            raise snapshot
+        write_own(aside, rank, snapshot)
+
     def complete() -> None:
+        assert isinstance(snapshot, Snapshot)
         write_manifest(aside, num_ranks, snapshot)
         if consolidate:
             gather_shards(aside)
@@ -221,7 +240,7 @@ def write_checkpoint(
 
     try:
         context.rank0_first("make the checkpoint's folder", told(lambda: _make_empty(aside)))
-        context.together(told(lambda: write_own(aside, rank, snapshot)))
+        context.together(told(write))
         context.rank0_first("complete the checkpoint", told(complete))
     except UserError:
         if context.is_main:

@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
+from ppfleetx.config.elsewhere import ELSEWHERE
 from ppfleetx.config.errors import Problem
 from ppfleetx.config.fields import Bounds
 from ppfleetx.config.scalars import parse_bool_word, parse_scalar, read_yaml
-from ppfleetx.config.schema import ELSEWHERE, Number, Sections
+from ppfleetx.config.schema import Number, Sections
 from ppfleetx.config.unknown import UNKNOWN
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ppfleetx.config.coerce import default_of, has_default, hints, to_tree, without_none
 from ppfleetx.config.derive import Derived
+from ppfleetx.config.elsewhere import ELSEWHERE
 from ppfleetx.config.fields import Bounds
-from ppfleetx.config.schema import ELSEWHERE, Number, Sections
+from ppfleetx.config.schema import Number, Sections
 
 _HEAD = """# Every key of a run
 

@@ -42,6 +42,19 @@ def test_a_failed_save_does_not_end_the_run(tmp_path, monkeypatch, capsys, faili
     assert f"saving failed at step {failing}" in text.splitlines()[-1]
 
 
+def test_memory_that_is_short_fails_the_save_alone(tmp_path, monkeypatch, capsys):
+    take = manager_module.Snapshots.take
+
+    def strike(self, state):
+        if state.progress["step"] == 2:
+            raise RuntimeError("ResourceExhaustedError: Fail to alloc memory")
+        return take(self, state)
+
+    monkeypatch.setattr(manager_module.Snapshots, "take", strike)
+    assert train(tmp_path, *RUN, "Engine.max_steps=3").code == EXIT_SAVE_FAILED
+    assert steps(tmp_path) == [1, 3] and "Fail to alloc memory" in capsys.readouterr().out
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of 4 MB; two checkpoints of the model below fit, three do not."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppfleetx.config import UserError, load_config
 from ppfleetx.config.coerce import build, key_paths, to_tree
-from ppfleetx.config.schema import ELSEWHERE
+from ppfleetx.config.elsewhere import ELSEWHERE
 from tests.unit.config.helpers import TINY, config_of, problem_of, problems_of, tiny, write
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ppfleetx.config.coerce import key_paths
+from ppfleetx.config.elsewhere import ELSEWHERE
 from ppfleetx.config.reference import page
-from ppfleetx.config.schema import ELSEWHERE
 from tests.unit.config.helpers import ROOT
 
 
