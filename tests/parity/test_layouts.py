@@ -28,7 +28,8 @@ MODELS = {
     ),
 }  # fmt: skip
 RUNS = {
-    "sgd": ("Optimizer.name=SGD", "Optimizer.lr.max_lr=0.3", "Optimizer.grad_clip=null", "Optimizer.weight_decay=0"),
+    # at 0.3 the small Llama has a spike (gradient norm 60) that multiplies rounding errors by a hundred
+    "sgd": ("Optimizer.name=SGD", "Optimizer.lr.max_lr=0.1", "Optimizer.grad_clip=null", "Optimizer.weight_decay=0"),
     "clip": ("Optimizer.name=SGD", "Optimizer.lr.max_lr=0.3", "Optimizer.grad_clip.clip_norm=0.1"),
     "adamw": ("Optimizer.name=AdamW",),
 }
