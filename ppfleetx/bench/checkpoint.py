@@ -32,6 +32,8 @@ _TINY = _ROOT / "configs/debug/tiny_gpt.yaml"
 _PIECE_BYTES = 16 * 2**20
 _MATRICES, _WIDTH = 24, 1024
 _SLOTS = ("moment1", "moment2")
+#: seconds after a deletion: some file systems give blocks back to the disk only after the sync
+SETTLE_S = 1.0
 #: where the resumed run stands
 LATE_STEP = 20_000
 
@@ -48,23 +50,24 @@ def measure_checkpoint(folder: Path, rounds: int, megabytes: int) -> dict[str, A
     config = load_config([str(_TINY)], [], 1).config
     state = _state(megabytes * 10**6)
     tensors = [*(piece.tensor for piece in state.pieces), *state.optimizer.values()]
+    num_bytes = sum(tensor.size * 4 for tensor in tensors)
     context = ParallelContext(Topology(0, 1), "cpu", {}, None)
     manager = CheckpointManager(folder / "run", context)
-    _flush(lambda: _plain_save(folder / "plain", tensors))  # what is done the first time is not measured
-    figures: dict[str, list[float]] = {"first_block": [_save(manager, 1, state)[0]]}
-    for number in range(rounds):
-        seconds = {"copy": _copy(tensors), "plain_save": _flush(lambda: _plain_save(folder / "plain", tensors))}
-        seconds["block"], seconds["save"] = _save(manager, number + 2, state)
-        seconds["plain_load"] = _plain_load(folder / "plain", state)
-        shutil.rmtree(manager.steps()[0])
-        (path,) = manager.steps()
+    figures: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        seconds = {"copy": _copy(tensors)}
+        _settle(num_bytes)
+        seconds |= _plain_round(folder / "plain", state, tensors)
+        _settle(num_bytes)
+        (seconds["block"], seconds["save"]), (path,) = _save(manager, number + 1, state), manager.steps()
         seconds["load"] = _load(manager, path, state, config)
+        shutil.rmtree(path)
+        if number == 0:  # what is done the first time is not measured, but for the copy into new memory
+            seconds = {"first_block": seconds["block"]}
         for name, value in seconds.items():
             figures.setdefault(name, []).append(value)
-    shutil.rmtree(folder / "run")
-    (folder / "plain").unlink()
     late_s = _late_resume(folder / "late")
-    return {"bytes": sum(tensor.size * 4 for tensor in tensors), "seconds": figures, "late_resume_s": late_s}
+    return {"bytes": num_bytes, "seconds": figures, "late_resume_s": late_s}
 
 
 def checkpoint_lines(result: dict[str, Any]) -> list[str]:
@@ -105,12 +108,12 @@ def _state(num_bytes: int) -> TrainingState:
     return TrainingState(pieces, optimizer, {}, {"step": 1})
 
 
-def _flush(work: Callable[[], None]) -> float:
-    """Seconds of `work`, begun with nothing waiting for the disk."""
+def _settle(num_bytes: int) -> None:
+    """Lets both sides of the comparison begin alike: nothing waits for the disk, deleted blocks are given back to it, and there
+    is free memory for the system's cache (a virtual machine gives back what is free, and takes long to get it again)."""
     os.sync()
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    time.sleep(SETTLE_S)
+    np.empty(3 * num_bytes, np.uint8).fill(1)
 
 
 def _copy(tensors: list[paddle.Tensor]) -> float:
@@ -122,6 +125,15 @@ def _copy(tensors: list[paddle.Tensor]) -> float:
     for tensor, target in zip(tensors, room, strict=True):
         np.copyto(target, memory_of(tensor))
     return time.perf_counter() - began
+
+
+def _plain_round(path: Path, state: TrainingState, tensors: list[paddle.Tensor]) -> dict[str, float]:
+    """Seconds of writing and reading one plain file; nothing is left of it."""
+    began = time.perf_counter()
+    _plain_save(path, tensors)
+    seconds = {"plain_save": time.perf_counter() - began, "plain_load": _plain_load(path, state)}
+    path.unlink()
+    return seconds
 
 
 def _plain_save(path: Path, tensors: list[paddle.Tensor]) -> None:
@@ -155,7 +167,6 @@ def _views(tensor: paddle.Tensor) -> list[memoryview]:
 
 def _save(manager: CheckpointManager, step: int, state: TrainingState) -> tuple[float, float]:
     """(seconds that training stands still, seconds of all of it)."""
-    os.sync()
     began = time.perf_counter()
     manager.save(step, state)
     block = time.perf_counter() - began

@@ -49,8 +49,11 @@ def test_data(tmp_path, capsys):
     assert 0 < report["seconds_min"] <= report["seconds_median"] and 0 < report["peak_traced_mib"] < 100
 
 
-def test_checkpoint(tmp_path, capsys):
+def test_checkpoint(tmp_path, capsys, monkeypatch):
     """What is loaded is compared inside; a resume late in a run logs its first update as that of the late step."""
+    from ppfleetx.bench import checkpoint
+
+    monkeypatch.setattr(checkpoint, "SETTLE_S", 0)
     folder = tmp_path / "disk"
     folder.mkdir()
     sizes = ["--rounds", "2", "--megabytes", "3", "--folder", str(folder)]
