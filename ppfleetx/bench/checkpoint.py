@@ -21,7 +21,7 @@ from ppfleetx.checkpoint.manager import CheckpointManager
 from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.snapshot import TrainingState, memory_of
-from ppfleetx.config import Config, load_config
+from ppfleetx.config import load_config
 from ppfleetx.distributed import ParallelContext, Topology
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.resume import read_optimizer, read_weights
@@ -32,8 +32,8 @@ _TINY = _ROOT / "configs/debug/tiny_gpt.yaml"
 _PIECE_BYTES = 16 * 2**20
 _MATRICES, _WIDTH = 24, 1024
 _SLOTS = ("moment1", "moment2")
-#: seconds after a deletion: some file systems give blocks back to the disk only after the sync
-SETTLE_S = 1.0
+#: seconds in which a virtual machine has given free memory back to its host (Linux reports it 2 s after it became free)
+SETTLE_S = 3.0
 #: where the resumed run stands
 LATE_STEP = 20_000
 
@@ -42,32 +42,32 @@ def measure_checkpoint(folder: Path, rounds: int, megabytes: int) -> dict[str, A
     """Saves and loads a state of about `megabytes` MB, `rounds` times, each beside plain files; the result as JSON values.
 
     Plain: the same bytes in pieces of 16 MiB, with one fsync, and read cold. Ours: host copy, files with checksums, manifest,
-    rename; and read cold, checksums compared. Both read weights into the model's memory and moments into new memory.
+    rename; and read cold, checksums compared. Both read weights into the model's memory and moments into new memory; the one
+    that goes first in a round goes second in the next.
 
     Args:
         folder: empty; on the disk that is measured.
     """
-    config = load_config([str(_TINY)], [], 1).config
     state = _state(megabytes * 10**6)
-    tensors = [*(piece.tensor for piece in state.pieces), *state.optimizer.values()]
-    num_bytes = sum(tensor.size * 4 for tensor in tensors)
-    context = ParallelContext(Topology(0, 1), "cpu", {}, None)
-    manager = CheckpointManager(folder / "run", context)
+    sides: list[_Plain | _Ours] = [_Plain(folder / "plain", state), _Ours(folder / "run", state)]
+    tensors = _tensors(state)
+    room = [np.empty_like(memory_of(tensor)) for tensor in tensors]
     figures: dict[str, list[float]] = {}
     for number in range(rounds + 1):
-        seconds = {"copy": _copy(tensors)}
-        _settle(num_bytes)
-        seconds |= _plain_round(folder / "plain", state, tensors)
-        _settle(num_bytes)
-        (seconds["block"], seconds["save"]), (path,) = _save(manager, number + 1, state), manager.steps()
-        seconds["load"] = _load(manager, path, state, config)
-        shutil.rmtree(path)
-        if number == 0:  # what is done the first time is not measured, but for the copy into new memory
+        _settle(tensors)
+        seconds = {"copy": _copy(tensors, room)}
+        for side in sides:
+            for work in (side.save, side.load):
+                _settle(tensors)
+                seconds |= work()
+            side.delete()
+        sides.reverse()
+        if number == 0:  # what is done the first time does not count, but for the stop that makes room for copies
             seconds = {"first_block": seconds["block"]}
         for name, value in seconds.items():
             figures.setdefault(name, []).append(value)
-    late_s = _late_resume(folder / "late")
-    return {"bytes": num_bytes, "seconds": figures, "late_resume_s": late_s}
+    num_bytes = sum(memory_of(tensor).nbytes for tensor in tensors)
+    return {"bytes": num_bytes, "seconds": figures, "late_resume_s": _late_resume(folder / "late")}
 
 
 def checkpoint_lines(result: dict[str, Any]) -> list[str]:
@@ -108,55 +108,56 @@ def _state(num_bytes: int) -> TrainingState:
     return TrainingState(pieces, optimizer, {}, {"step": 1})
 
 
-def _settle(num_bytes: int) -> None:
-    """Lets both sides of the comparison begin alike: nothing waits for the disk, deleted blocks are given back to it, and there
-    is free memory for the system's cache (a virtual machine gives back what is free, and takes long to get it again)."""
+def _tensors(state: TrainingState) -> list[paddle.Tensor]:
+    return [*(piece.tensor for piece in state.pieces), *state.optimizer.values()]
+
+
+def _settle(tensors: list[paddle.Tensor]) -> None:
+    """Lets all that is measured begin alike: nothing waits for the disk, and there is free memory for the system's cache. (A
+    virtual machine gives free memory back after a while, and needs five times a write's time to get it again.)"""
     os.sync()
     time.sleep(SETTLE_S)
-    np.empty(3 * num_bytes, np.uint8).fill(1)
+    np.empty(3 * sum(memory_of(tensor).nbytes for tensor in tensors), np.uint8).fill(1)
 
 
-def _copy(tensors: list[paddle.Tensor]) -> float:
-    """Seconds of one copy in memory, into memory that is there."""
-    room = [np.zeros_like(memory_of(tensor)) for tensor in tensors]
-    for target in room:
-        target.fill(1)
+def _copy(tensors: list[paddle.Tensor], room: list[np.ndarray]) -> float:
+    """Seconds of one copy in memory; from the second call on into memory that is there."""
     began = time.perf_counter()
     for tensor, target in zip(tensors, room, strict=True):
         np.copyto(target, memory_of(tensor))
     return time.perf_counter() - began
 
 
-def _plain_round(path: Path, state: TrainingState, tensors: list[paddle.Tensor]) -> dict[str, float]:
-    """Seconds of writing and reading one plain file; nothing is left of it."""
-    began = time.perf_counter()
-    _plain_save(path, tensors)
-    seconds = {"plain_save": time.perf_counter() - began, "plain_load": _plain_load(path, state)}
-    path.unlink()
-    return seconds
+class _Plain:
+    """The same bytes in one file, without anything else."""
 
+    def __init__(self, path: Path, state: TrainingState):
+        self._path, self._state = path, state
 
-def _plain_save(path: Path, tensors: list[paddle.Tensor]) -> None:
-    with open(path, "wb", buffering=0) as file:
-        for tensor in tensors:
-            for piece in _views(tensor):
-                file.write(piece)
-        os.fsync(file.fileno())
+    def save(self) -> dict[str, float]:
+        began = time.perf_counter()
+        with open(self._path, "wb", buffering=0) as file:
+            for tensor in _tensors(self._state):
+                for view in _views(tensor):
+                    file.write(view)
+            os.fsync(file.fileno())
+        return {"plain_save": time.perf_counter() - began}
 
+    def load(self) -> dict[str, float]:
+        _make_cold([self._path])
+        began, moments = time.perf_counter(), []
+        with open(self._path, "rb", buffering=0) as file:
+            for piece in self._state.pieces:
+                for view in _views(piece.tensor):
+                    file.readinto(view)
+            for value in self._state.optimizer.values():
+                moments.append(paddle.empty(value.shape))
+                for view in _views(moments[-1]):
+                    file.readinto(view)
+        return {"plain_load": time.perf_counter() - began}
 
-def _plain_load(path: Path, state: TrainingState) -> float:
-    """Seconds of reading what `_plain_save` wrote: weights in place, moments into new tensors."""
-    _make_cold([path])
-    began, moments = time.perf_counter(), []
-    with open(path, "rb", buffering=0) as file:
-        for piece in state.pieces:
-            for view in _views(piece.tensor):
-                file.readinto(view)
-        for value in state.optimizer.values():
-            moments.append(paddle.empty(value.shape))
-            for view in _views(moments[-1]):
-                file.readinto(view)
-    return time.perf_counter() - began
+    def delete(self) -> None:
+        self._path.unlink()
 
 
 def _views(tensor: paddle.Tensor) -> list[memoryview]:
@@ -165,34 +166,44 @@ def _views(tensor: paddle.Tensor) -> list[memoryview]:
     return [memory[start : start + _PIECE_BYTES] for start in range(0, len(memory), _PIECE_BYTES)]
 
 
-def _save(manager: CheckpointManager, step: int, state: TrainingState) -> tuple[float, float]:
-    """(seconds that training stands still, seconds of all of it)."""
-    began = time.perf_counter()
-    manager.save(step, state)
-    block = time.perf_counter() - began
-    manager.wait()
-    assert not manager.failed
-    return block, time.perf_counter() - began
+class _Ours:
+    """A checkpoint, as a run on one process makes and reads it."""
 
+    def __init__(self, folder: Path, state: TrainingState):
+        self._config, self._state, self._step = load_config([str(_TINY)], [], 1).config, state, 0
+        self._manager = CheckpointManager(folder, ParallelContext(Topology(0, 1), "cpu", {}, None))
 
-def _load(manager: CheckpointManager, path: Path, state: TrainingState, config: Config) -> float:
-    _make_cold(list(path.iterdir()))
-    sums = [float(piece.tensor.sum()) for piece in state.pieces]
-    for piece in state.pieces:
-        piece.tensor.zero_()
-    restored: dict[str, paddle.Tensor] = {}
+    def save(self) -> dict[str, float]:
+        self._step += 1
+        began = time.perf_counter()
+        self._manager.save(self._step, self._state)
+        block = time.perf_counter() - began
+        self._manager.wait()
+        assert not self._manager.failed
+        return {"block": block, "save": time.perf_counter() - began}
 
-    def read(folder: Path) -> Callable[[], None]:
-        saved = Checkpoint(folder)
-        restored.update(read_optimizer(config, state.pieces, saved, frozenset(_SLOTS)))
-        return lambda: read_weights(state.pieces, saved)
+    def load(self) -> dict[str, float]:
+        (path,), pieces = self._manager.steps(), self._state.pieces
+        _make_cold(list(path.iterdir()))
+        sums = [float(piece.tensor.sum()) for piece in pieces]
+        for piece in pieces:
+            piece.tensor.zero_()
+        restored: dict[str, paddle.Tensor] = {}
 
-    began = time.perf_counter()
-    assert manager.restore(str(path), read) == path
-    seconds = time.perf_counter() - began
-    assert sums == [float(piece.tensor.sum()) for piece in state.pieces]
-    assert all(bool((restored[name] == value).all()) for name, value in state.optimizer.items())
-    return seconds
+        def read(folder: Path) -> Callable[[], None]:
+            saved = Checkpoint(folder)
+            restored.update(read_optimizer(self._config, pieces, saved, frozenset(_SLOTS)))
+            return lambda: read_weights(pieces, saved)
+
+        began = time.perf_counter()
+        assert self._manager.restore(str(path), read) == path
+        seconds = time.perf_counter() - began
+        assert sums == [float(piece.tensor.sum()) for piece in pieces]
+        assert all(bool((restored[name] == value).all()) for name, value in self._state.optimizer.items())
+        return {"load": seconds}
+
+    def delete(self) -> None:
+        shutil.rmtree(self._manager.steps()[0])
 
 
 def _make_cold(paths: list[Path]) -> None:
