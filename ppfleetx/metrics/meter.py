@@ -14,9 +14,9 @@ from ppfleetx.metrics.records import Window
 #: dense half precision peak of a device, operations per second, from the makers' data sheets; the first name that
 #: stands in the device's name as a word counts
 _PEAK_FLOPS = (
-    ("B200", 2250e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100", 989e12), ("H800", 989e12), ("H20", 148e12),
-    ("A100", 312e12), ("A800", 312e12), ("A10", 125e12), ("L40S", 362e12), ("L20", 119e12), ("V100", 125e12),
-    ("T4", 65e12),
+    ("B200", 2250e12), ("H200", 989e12), ("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H100", 989e12), ("H800", 989e12),
+    ("H20", 148e12), ("A100", 312e12), ("A800", 312e12), ("A10", 125e12), ("L40S", 362e12), ("L20", 119e12),
+    ("V100", 125e12), ("T4", 65e12),
 )  # fmt: skip
 
 

@@ -80,6 +80,7 @@ def test_a_clock_that_stands_still():
     ("name", "half", "peak"),
     [
         ("NVIDIA H200", True, 989e12), ("NVIDIA A100-SXM4-80GB", True, 312e12), ("NVIDIA A10", True, 125e12),
+        ("NVIDIA H100 80GB HBM3", True, 989e12), ("NVIDIA H100 PCIe", True, 756e12), ("NVIDIA H100 NVL", True, 835e12),
         ("NVIDIA A100-SXM4-80GB", False, None), ("NVIDIA RTX A1000", True, None), ("cpu", True, None),
     ],
 )  # fmt: skip
