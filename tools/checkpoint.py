@@ -5,12 +5,15 @@
     python tools/checkpoint.py consolidate output/tiny_gpt/step_00000030 weights
 
 Formats and conversions: ppfleetx/checkpoint/README.md. Exit codes: 0 done, and nothing is wrong or different; 1 something is
-damaged, or the two differ; 2 a mistake in what the command was given. Nothing is ever overwritten.
+damaged, or the two differ; 2 a mistake in what the command was given, or it may not write there, or the disk is full.
+Nothing is ever overwritten.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -209,14 +212,24 @@ def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse_args(argv)
     try:
-        return args.work(args)
+        code = args.work(args)
+        sys.stdout.flush()  # here, where a reader that has gone is seen
+        return code
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return EXIT_USER_ERROR
-    except (Damaged, OSError) as error:
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:  # nothing half-written is left
+        return 128 + signal.SIGINT
+    except Damaged as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_DIFFERENT
+    except OSError as error:  # no permission, disk full, …
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
 
 
 if __name__ == "__main__":

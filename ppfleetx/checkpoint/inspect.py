@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from ppfleetx.checkpoint.stream import numbers, pieces, stored
 from ppfleetx.config.errors import Problem, UserError
 
 #: names of the folders that a run makes; those with a dot are being written or deleted, or were when it was killed
-_STEP, _PASSING = "step_*", ".step_*"
+_STEP, _PASSING = re.compile(r"step_\d+"), re.compile(r"\.step_\d+.*")
 
 
 class Row(NamedTuple):
@@ -65,10 +66,12 @@ def checkpoints_in(path: Path, passing: bool = False) -> list[Path]:
         UserError: there is neither.
     """
     if not path.is_dir():
-        raise UserError(Problem("PATH", str(path), "there is no such folder"))
-    if (path / MANIFEST).exists() or path.match(_STEP):
+        rule = "it is a file, and a checkpoint is a folder" if path.exists() else "there is no such folder"
+        raise UserError(Problem("PATH", str(path), rule))
+    if (path / MANIFEST).exists() or _STEP.fullmatch(path.name):
         return [path]
-    found = {*path.glob(_STEP), *path.glob(_PASSING), *(file.parent for file in path.glob(f"*/{MANIFEST}"))}
+    named = {child for child in path.iterdir() if _STEP.fullmatch(child.name) or _PASSING.fullmatch(child.name)}
+    found = {*(child for child in named if child.is_dir()), *(file.parent for file in path.glob(f"*/{MANIFEST}"))}
     found = {child for child in found if passing or not child.name.startswith(".")}
     if not found:
         rule = f"it is no checkpoint (no {MANIFEST}) and holds none"
@@ -91,7 +94,7 @@ def layout_name(config: Mapping[str, Any], degrees: Mapping[str, int]) -> str:
         config: the resolved configuration, as a tree.
         degrees: of each axis.
     """
-    stage = config.get("Distributed", {}).get("sharding", {}).get("sharding_stage", "")
+    stage = (config.get("Distributed", {}).get("sharding") or {}).get("sharding_stage", "")
     names = [f"{axis}{n}{f's{stage}' if axis == 'sharding' else ''}" for axis, n in degrees.items() if n > 1]
     return "".join(names) + ("sp" if config.get("Model", {}).get("sequence_parallel") else "") or "one process"
 
@@ -209,5 +212,6 @@ def _entry(saved: Checkpoint, key: str) -> Entry:
     entries = {entry.key: entry for entry in stored(saved).values()}
     if key not in entries:
         near = get_close_matches(key, entries, n=3, cutoff=0.3)
-        raise UserError(Problem("NAME", key, "there is no such tensor in it", f"did you mean {' or '.join(near)}?"))
+        fix = f"did you mean {' or '.join(near)}?" if near else "`show PATH` alone lists the tensors"
+        raise UserError(Problem("NAME", key, "there is no such tensor in it", fix))
     return entries[key]

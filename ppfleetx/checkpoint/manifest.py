@@ -7,8 +7,10 @@ one file. The manifest carries its own checksum, and those of all other files.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from crc32c import crc32c
 
 from ppfleetx.checkpoint.files import FileSum, sum_file
 from ppfleetx.checkpoint.regions import Box, Region, lengths
-from ppfleetx.checkpoint.shards import Damaged
+from ppfleetx.checkpoint.shards import DTYPES, Damaged
 
 MANIFEST = "manifest.json"
 FORMAT = "ppfleetx-2"
@@ -61,10 +63,24 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:
-        """The inverse of `asdict`, after JSON has made lists of tuples."""
+        """The inverse of `asdict`, after JSON has made lists of tuples. ValueError: it says what no tensor can be."""
         box = tuple((start, stop) for start, stop in value["box"])
         flat = None if value["flat"] is None else (value["flat"][0], value["flat"][1])
-        return cls(**{**value, "shape": tuple(value["shape"]), "box": box, "flat": flat})
+        entry = cls(**{**value, "shape": tuple(value["shape"]), "box": box, "flat": flat})
+        if not entry._is_possible():
+            raise ValueError(f"impossible entry {json.dumps(value)}")
+        return entry
+
+    def _is_possible(self) -> bool:
+        """Whether the region lies in the tensor, and the type is one that we read."""
+        texts = (self.name, self.slot, self.file)
+        numbers = (*self.shape, *(edge for edges in self.box for edge in edges), *(self.flat or ()))
+        if not (all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers)):
+            return False
+        edges = zip(self.box, self.shape, strict=True)
+        inside = all(0 <= start <= stop <= length for (start, stop), length in edges)
+        start, stop = self.region.run
+        return inside and 0 <= start <= stop <= prod(lengths(self.box)) and self.dtype in DTYPES
 
 
 @dataclass(frozen=True)
@@ -109,8 +125,9 @@ class Manifest:
                 raise Damaged("its checksum is wrong")
             files = {name: FileSum(**summed) for name, summed in value["files"].items()}
             entries = [Entry.from_json(entry) for entry in value["entries"]]
+            _check_members(files, entries, value["progress"], value["run"])
             return cls(files, entries, value["progress"], value["run"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise Damaged(f"{type(error).__name__}: {error}") from None
 
 
@@ -155,11 +172,12 @@ def verify(path: Path, names: Collection[str] | None = None) -> list[str]:
 
 
 def uncovered(entries: Collection[Entry]) -> str | None:
-    """The first tensor whose entries do not add up to it, with the numbers; None if all do."""
-    found: dict[tuple[str, tuple[int, ...]], int] = {}
+    """The first tensor whose entries do not add up to it, with the numbers; None if all do. A copy of one counts once."""
+    found: dict[tuple[str, tuple[int, ...]], set[Region]] = defaultdict(set)
     for entry in entries:
-        found[entry.key, entry.shape] = found.get((entry.key, entry.shape), 0) + entry.region.size
-    for (key, shape), count in found.items():
+        found[entry.key, entry.shape].add(entry.region)
+    for (key, shape), regions in found.items():
+        count = sum(region.size for region in regions)
         if count != Region(tuple((0, length) for length in shape)).size:
             return f"{key} of shape {list(shape)} has {count} elements in the files"
     return None
@@ -183,6 +201,23 @@ def _size_fault(path: Path, summed: FileSum) -> str | None:
     if (found := path.stat().st_size) != summed.size:
         return f"{path.name} has {found} bytes instead of {summed.size}"
     return None
+
+
+def _check_members(files: dict[str, FileSum], entries: list[Entry], progress: Any, run: Any) -> None:
+    """ValueError if they are not of the form that `Manifest` tells: a checksum can be right for anything."""
+    for name, summed in files.items():
+        if name in ("", ".", "..") or "/" in name or "\0" in name:  # nothing outside the folder is read
+            raise ValueError(f"a file of another folder, {name!r}")
+        if type(summed.size) is not int or not isinstance(summed.crc32c, str):
+            raise ValueError(f"no size and checksum of {name}")
+    if strange := {entry.file for entry in entries} - files.keys():
+        raise ValueError(f"no size and checksum of {min(strange)}")
+    layout, config = run.get("layout") or {}, run.get("config") or {}
+    sections = [run.get("versions") or {}, *(config.get(name) or {} for name in ("Model", "Distributed"))]
+    if not all(isinstance(one, dict) for one in (progress, *sections)) or any(
+        type(n) is not int for n in layout.values()
+    ):
+        raise ValueError("progress or run are not what they should be")
 
 
 def _checksum(body: Any) -> str:

@@ -197,6 +197,8 @@ def test_there_and_back_and_on(written, folder, capsys, tmp_path):
     ("words", "told"),
     [
         (["ls", "nowhere"], "there is no such folder"),
+        (["show", "{step}/manifest.json"], "it is a file, and a checkpoint is a folder"),
+        (["consolidate", "{step}", "{step}/manifest.json/out"], "manifest.json"),
         (["verify", "{many}/../"], "it is no checkpoint (no manifest.json) and holds none"),
         (["show", "{many}"], f"it holds {FIRST}, {LAST}: name one of them"),
         (["show", "{step}", "norm.wieght"], "did you mean norm.weight"),
@@ -232,6 +234,24 @@ def test_wrong_words(words):
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
+
+
+def test_a_reader_that_has_read_enough(written, folder):
+    """`| head -1`: no traceback, and not the exit code of damage."""
+    command = f"{sys.executable} tools/checkpoint.py show {folder / 'one' / LAST}"
+    script = f"exec 3>&1; {{ {command}; echo $? >&3; }} | true"  # the reader ends before Python has started
+    done = subprocess.run(["bash", "-c", script], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+def test_ctrl_c_leaves_nothing(written, folder, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ppfleetx.checkpoint.weights.write_shard", interrupted)
+    assert main(["consolidate", str(folder / "one" / LAST), str(tmp_path / "out")]) == 130
+    assert list(tmp_path.iterdir()) == [] and capsys.readouterr() == ("", "")
 
 
 def test_an_incomplete_checkpoint_is_damaged_not_a_mistake(written, folder, capsys, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from ppfleetx.checkpoint import stream
 from ppfleetx.checkpoint.inspect import checkpoints_in, faults, layout_name, listing, overview, readable, statistics
 from ppfleetx.checkpoint.manifest import MANIFEST
+from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged, Shard
 from ppfleetx.config.errors import UserError
 from tests.unit.checkpoint.written import bfloat16, random_arrays, write_checkpoint
@@ -44,7 +45,18 @@ def test_listing_says_which_are_whole_and_why_others_are_not(tmp_path):
     assert [path.name for path in checkpoints_in(tmp_path)] == [row.name for row in rows[:3]]
 
 
-@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_only_a_number_after_step_makes_a_folder_a_step(tmp_path):
+    """An output_dir may be called step_decay; it, and what lies in it beside the steps, is no broken checkpoint."""
+    folder = tmp_path / "step_decay"
+    write_checkpoint(folder / "step_00000002", ARRAYS)
+    write_checkpoint(folder / ".step_00000003.tmp", ARRAYS)
+    (folder / "step_notes").mkdir()
+    (folder / "step_00000009").touch()
+    assert [path.name for path in checkpoints_in(folder)] == ["step_00000002"]
+    assert [row.name for row in listing(folder)] == ["step_00000002", ".step_00000003.tmp"]
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.touch()])
 def test_a_folder_without_any_is_a_users_mistake(tmp_path, make):
     make(tmp_path / "x")
     with pytest.raises(UserError, match="/x"):
@@ -109,6 +121,8 @@ def test_bfloat16_is_read_as_such(tmp_path):
 def test_a_wrong_name_gets_the_nearest(tmp_path):
     with pytest.raises(UserError, match=r"did you mean a.weight"):
         statistics(write_checkpoint(tmp_path / "a", ARRAYS), "a.wieght")
+    with pytest.raises(UserError, match="lists the tensors"):
+        statistics(Checkpoint(tmp_path / "a"), "zzz")
 
 
 def test_overview_has_every_tensor_with_its_slots(tmp_path):
