@@ -70,6 +70,8 @@ class Shard:
         self.path = path
         try:
             self._bytes = np.memmap(path, np.uint8, "r")
+            if self._bytes[:8].tobytes() == b"version ":  # https://git-lfs.github.com/spec/v1
+                raise Damaged(f"{path} is a pointer of Git LFS, not the file: run `git lfs pull` there")
             length = int.from_bytes(self._bytes[:8].tobytes(), "little")
             self._header = json.loads(self._bytes[8 : 8 + length].tobytes())
             self._data = self._bytes[8 + length :]

@@ -113,7 +113,7 @@ def from_hf(source: Path, out: Path) -> list[str]:
 
 
 def _form(key: str, value: Any, forms: Mapping[str, HFForm]) -> HFForm:
-    if value not in forms:
+    if not isinstance(value, str) or value not in forms:
         raise UserError(Problem(key, value, f"models that can be converted: {', '.join(forms)}"))
     return forms[value]
 

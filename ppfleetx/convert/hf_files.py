@@ -143,9 +143,8 @@ class HFFolder:
             original = self.tensor(name)
             if (dtype, shape) != original or not _equal(shard.memory(self._key(copy)), self._all(name)):
                 rule = f"the model ties it to {name} ({original[0]} {list(original[1])}), and its values are others"
-                problems.append(
-                    Problem(copy, f"{dtype} {list(shape)}", rule, "a model with a head of its own cannot be converted")
-                )
+                fix = "a head of its own needs tie_word_embeddings false in config.json, and a family that has one: not GPT"
+                problems.append(Problem(copy, f"{dtype} {list(shape)}", rule, fix))
         return problems
 
     def _all(self, name: str) -> np.ndarray:
@@ -158,9 +157,9 @@ class HFFolder:
 
     def _files(self) -> list[str]:
         """The names of the safetensors files."""
+        if (self.path / SINGLE).exists():  # transformers, too, reads this one where there are both
+            return [SINGLE]
         if not (self.path / INDEX).exists():
-            if (self.path / SINGLE).exists():
-                return [SINGLE]
             there = ", ".join(sorted(child.name for child in self.path.iterdir()))
             fix = "save_pretrained of transformers writes safetensors; pickles (.bin, .pt) are never read"
             raise UserError(Problem("HF_DIR", str(self.path), f"it has no {SINGLE} and no {INDEX}, only {there}", fix))
@@ -184,7 +183,7 @@ class HFFolder:
             value = json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(Problem("HF_DIR", str(self.path), f"it has no {name}")) from None
-        except (OSError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise Damaged(f"{self.path / name} cannot be read: {error}") from None
         if not isinstance(value, dict):
             raise Damaged(f"{self.path / name} holds no JSON object")

@@ -33,7 +33,7 @@ class Section(NamedTuple):
     """What a config.json is as a section `Model`.
 
     Attributes:
-        model: the keys to set.
+        model: the keys to set, all that matter to what the model computes: they are laid over a config that may have others.
         notes: what the user should know: settings of theirs that are dropped without changing what the model computes.
     """
 
@@ -76,6 +76,21 @@ def required(config: Mapping[str, Any], names: Sequence[str]) -> list[Problem]:
         value = config.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             rule = "config.json lacks it" if name not in config else "it must be a whole number above 0"
+            problems.append(Problem(f"config.json: {name}", value, rule))
+    return problems
+
+
+def fitting(config: Mapping[str, Any], options: Mapping[str, tuple[str, Any]]) -> list[Problem]:
+    """A problem for each option that is given and is not of the kind of its default: true or false, or a number.
+
+    Args:
+        options: key of ours → (key of theirs, default).
+    """
+    problems = []
+    for name, default in options.values():
+        value = config.get(name, default)
+        if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, (bool, int, float)):
+            rule = "it must be true or false" if isinstance(default, bool) else "it must be a number"
             problems.append(Problem(f"config.json: {name}", value, rule))
     return problems
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.models.hf import Link, Section, only, required
+from ppfleetx.models.hf import Link, Section, fitting, only, required
 
 MODEL_TYPE = "gpt2"
 NAMES: tuple[str, ...] = ("GPT", "GPT-cn")
@@ -17,7 +17,8 @@ NO_WEIGHTS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 _WORD = "transformer.wte.weight"
 #: the tanh form of GELU under the names that it has there, ours first
 _GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-_EPSILON = 1e-5
+#: and what that is in float32, as files have it that went through float32
+_EPSILON = (1e-5, 9.999999747378752e-06)
 
 #: inside a block: ours → theirs; each has a weight and a bias
 _BLOCK = {
@@ -42,10 +43,11 @@ _OPTIONS = {
     "attention_probs_dropout_prob": ("attn_pdrop", 0.1),
     "initializer_range": ("initializer_range", 0.02),
 }
+_EMBEDDING_DROPOUT = ("embd_pdrop", 0.1)
 #: what our model computes; where two values are allowed they give the same numbers
 _FIXED = {
     "activation_function": _GELU,
-    "layer_norm_epsilon": (_EPSILON,),
+    "layer_norm_epsilon": _EPSILON,
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
@@ -90,15 +92,16 @@ def to_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> Section:
     """The section `Model`; what config.json leaves out has the default of `transformers`."""
-    problems = [*required(config, tuple(_SIZES.values())), *only(config, _FIXED)]
+    options = {**_OPTIONS, "": _EMBEDDING_DROPOUT}
+    problems = [*required(config, tuple(_SIZES.values())), *fitting(config, options), *only(config, _FIXED)]
     if problems:
         raise UserError(*problems)
     model = {"name": NAMES[0], **{ours: config[theirs] for ours, theirs in _SIZES.items()}}
-    if (inner := config.get("n_inner")) is not None:
-        model["ffn_hidden_size"] = inner
+    inner = config.get("n_inner")
+    model["ffn_hidden_size"] = 4 * model["hidden_size"] if inner is None else inner
     model |= {ours: config.get(theirs, default) for ours, (theirs, default) in _OPTIONS.items()}
     notes = []
-    embedding = config.get("embd_pdrop", 0.1)
+    embedding = config.get(*_EMBEDDING_DROPOUT)
     if embedding != model["hidden_dropout_prob"]:
         notes.append(
             f"embd_pdrop {embedding} is dropped: Model.hidden_dropout_prob {model['hidden_dropout_prob']} (resid_pdrop) "

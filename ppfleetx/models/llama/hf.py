@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppfleetx.config.errors import Problem, UserError
-from ppfleetx.models.hf import Link, Section, only, required
+from ppfleetx.models.hf import Link, Section, fitting, only, required
 
 MODEL_TYPE = "llama"
 NAMES: tuple[str, ...] = ("Llama",)
@@ -47,8 +47,8 @@ _OPTIONS = {
     "tie_word_embeddings": ("tie_word_embeddings", False),
     "attention_probs_dropout_prob": ("attention_dropout", 0.0),
 }
-#: what our model computes
-_FIXED = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1,)}
+#: what our model computes; swish is another name of silu
+_FIXED = {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,), "pretraining_tp": (1,)}
 _SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -91,13 +91,13 @@ def to_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def from_config(config: Mapping[str, Any]) -> Section:
     """The section `Model`; what config.json leaves out has the default of `transformers`."""
-    problems = [*required(config, tuple(_SIZES.values())), *only(config, _FIXED)]
+    problems = [*required(config, tuple(_SIZES.values())), *fitting(config, _OPTIONS), *only(config, _FIXED)]
     rotary, wrong = _rotary(config)
     if problems := [*problems, *wrong]:
         raise UserError(*problems)
     model = {"name": NAMES[0], **{ours: config[theirs] for ours, theirs in _SIZES.items()}}
     heads, width = model["num_attention_heads"], config.get("head_dim")
-    if width is not None and width * heads != model["hidden_size"]:
+    if width is not None and width != model["hidden_size"] / heads:
         rule = f"our heads are hidden_size {model['hidden_size']} ÷ num_attention_heads {heads} wide"
         raise UserError(Problem("config.json: head_dim", width, rule))
     model["num_key_value_heads"] = config.get("num_key_value_heads") or heads
@@ -106,17 +106,22 @@ def from_config(config: Mapping[str, Any]) -> Section:
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Our rotary keys, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4)."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    """Our rotary keys, from `rope_scaling` and `rope_theta` (transformers 4), or `rope_parameters` (5, which takes the older
+    ones first where they are given as well)."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     settings = config.get(key) or {}
+    if not isinstance(settings, dict):
+        return {}, [Problem(f"config.json: {key}", settings, "it must be an object or null")]
     kind = settings.get("rope_type", settings.get("type", "default"))
-    keys = {"rope_theta": float(settings.get("rope_theta", config.get("rope_theta", 10000.0)))}
-    if kind == "default":
-        return keys, []
-    if kind != "llama3":
+    if kind not in ("default", "llama3"):
         rule = "our model computes rope_type 'default' or 'llama3' only"
         return {}, [Problem(f"config.json: {key}.rope_type", kind, rule)]
-    lacks = [name for name in _SCALING if name not in settings]
-    if lacks:
-        return {}, [Problem(f"config.json: {key}.{name}", None, "config.json lacks it") for name in lacks]
-    return {**keys, "rope_scaling": {name: settings[name] for name in _SCALING}}, []
+    theta = settings.get("rope_theta", config.get("rope_theta", 10000.0))
+    scaling = {name: settings.get(name) for name in _SCALING} if kind == "llama3" else None
+    places = {"rope_theta": theta, **{f"{key}.{name}": value for name, value in (scaling or {}).items()}}
+    problems = [
+        Problem(f"config.json: {place}", value, "config.json lacks it" if value is None else "it must be a number")
+        for place, value in places.items()
+        if not isinstance(value, (int, float)) or isinstance(value, bool)
+    ]
+    return ({}, problems) if problems else ({"rope_theta": float(theta), "rope_scaling": scaling}, [])

@@ -20,6 +20,7 @@ from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.config.errors import UserError
+from ppfleetx.config.load import load_tree
 from ppfleetx.convert import hf, hf_files
 from ppfleetx.convert.converted import model_config
 from ppfleetx.convert.hf import from_hf, to_hf
@@ -231,7 +232,7 @@ def test_quantised_weights_are_refused(tmp_path):
     [
         ({"activation_function": "gelu"}, "activation_function = 'gelu'"),
         ({"activation_function": "relu"}, "gelu_new"),
-        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-05 only"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon = 1e-05 or"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings = True only"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ({"scale_attn_weights": False}, "scale_attn_weights"),
@@ -239,6 +240,12 @@ def test_quantised_weights_are_refused(tmp_path):
         ({"n_embd": None}, "config.json: n_embd"),
         ({"n_head": 3}, "Model.num_attention_heads"),
         ({"model_type": "bloom"}, "models that can be converted: gpt2, llama"),
+        ({"model_type": ["gpt2"]}, "models that can be converted: gpt2, llama"),
+        ({"resid_pdrop": None}, "resid_pdrop"),
+        ({"attn_pdrop": "none"}, "attn_pdrop"),
+        ({"embd_pdrop": True}, "embd_pdrop"),
+        ({"initializer_range": [0.02]}, "initializer_range"),
+        ({"n_inner": 0}, "Model.ffn_hidden_size"),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(tmp_path, change, told):
@@ -275,9 +282,43 @@ def test_an_index_that_names_a_missing_file(tmp_path):
     refusal(tmp_path / "hf", gone.name, f"this file is missing, with {count} tensors")
 
 
+def test_one_file_goes_before_an_index(tmp_path):
+    """As in transformers: a model saved again as one file, where the shards of an earlier one still lie."""
+    to_hf(ours(tmp_path / "old"), tmp_path / "hf", 900)
+    folder = theirs(tmp_path / "new", lambda tensors: tensors["transformer.ln_f.bias"].fill(7))
+    (folder / hf_files.SINGLE).rename(tmp_path / "hf" / hf_files.SINGLE)
+    from_hf(tmp_path / "hf", tmp_path / "back")
+    assert Checkpoint(tmp_path / "back").read_whole("norm.bias").tolist() == [7] * 8
+
+
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path):
+    folder = theirs(tmp_path)
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 548105171\n"
+    (folder / hf_files.SINGLE).write_text(text)
+    with pytest.raises(Damaged, match="git lfs pull"):
+        from_hf(folder, tmp_path / "out")
+
+
+def test_the_section_holds_over_a_config_of_another_model(tmp_path):
+    """n_inner null is 4 × n_embd = 32, whatever the run's own config says."""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"Model": {**MODEL, "ffn_hidden_size": 99}}))
+    for inner, expected in ((None, 32), (12, 12)):
+        (tmp_path / "model.yaml").write_text(
+            yaml.safe_dump({"Model": gpt.from_config({**CONFIG, "n_inner": inner}).model})
+        )
+        tree, _ = load_tree([str(tmp_path / name) for name in ("run.yaml", "model.yaml")], [])
+        assert tree["Model"]["ffn_hidden_size"] == expected
+
+
+def test_an_epsilon_that_went_through_float32(tmp_path):
+    assert float(np.float32(1e-5)) == 9.999999747378752e-06
+    assert from_hf(theirs(tmp_path, layer_norm_epsilon=float(np.float32(1e-5))), tmp_path / "back") == []
+
+
 @pytest.mark.parametrize("name", ["../ours/shard_00000.safetensors", "/etc/passwd", 3])
 def test_an_index_that_leads_out_of_the_folder(tmp_path, name):
     folder = theirs(tmp_path)
+    (folder / hf_files.SINGLE).rename(folder / "other.safetensors")
     (folder / hf_files.INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
     refusal(folder, "its weight_map must give the name of a file")
 
@@ -288,7 +329,7 @@ def test_pickles_are_never_read(tmp_path):
     refusal(folder, "only config.json, pytorch_model.bin", "save_pretrained")
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{"])
+@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000])
 def test_a_broken_config(tmp_path, content):
     folder = theirs(tmp_path)
     (folder / "config.json").write_text(content)

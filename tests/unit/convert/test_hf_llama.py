@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from ppfleetx.checkpoint.fingerprint import fingerprint
 from ppfleetx.checkpoint.inspect import faults
 from ppfleetx.checkpoint.reader import Checkpoint
+from ppfleetx.config import load_config
 from ppfleetx.config.errors import UserError
 from ppfleetx.convert import hf
 from ppfleetx.convert.hf import from_hf, to_hf
@@ -42,6 +44,13 @@ MODEL = {
     "rope_scaling": SCALING,
 }
 CONFIG = llama.to_config(MODEL)
+TINY = Path(__file__).resolve().parents[3] / "configs/debug/tiny_llama.yaml"
+
+
+def make_config(*files):
+    """A run's configuration: what these files say, one over the other."""
+    short = ("Data.Train.dataset.max_seq_len=4", "Data.Eval.dataset.max_seq_len=4")
+    return load_config([str(file) for file in files], short).config
 
 
 @pytest.mark.parametrize("model", [MODEL, {**MODEL, "tie_word_embeddings": True}], ids=["untied", "tied"])
@@ -98,7 +107,10 @@ def test_what_our_model_does_not_compute_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("change", "theta", "scaling"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, **SCALING}}, 7.0, SCALING),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, **SCALING}, "rope_scaling": None}, 7.0, SCALING),
+        # where there are both, transformers 5 takes the older ones, and 4 knows no others
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, 500.0, SCALING),
+        ({"rope_parameters": {"rope_type": "llama3", **SCALING}, "rope_scaling": {"type": "default", "rope_theta": 9}}, 9, None),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7}, "rope_scaling": None}, 7.0, None),
         ({"rope_scaling": {"type": "llama3", **SCALING}}, 500.0, SCALING),
         ({"rope_scaling": None}, 500.0, None),
@@ -122,4 +134,36 @@ def test_what_config_leaves_out_has_the_defaults_of_transformers():
     config = {name: CONFIG[name] for name in (*sizes, "max_position_embeddings")}
     model, _ = llama.from_config(config)
     assert model["num_key_value_heads"] == 4 and model["rms_norm_eps"] == 1e-6 and model["rope_theta"] == 10000.0
-    assert model["tie_word_embeddings"] is False and "rope_scaling" not in model
+    assert model["tie_word_embeddings"] is False and model["rope_scaling"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rope_theta", value) for value in (None, "x", [1], {}, True)),
+        *((key, value) for key in ("rope_scaling", "rope_parameters") for value in ("x", [1], True, 2.0)),
+        *((key, None) for key in ("rms_norm_eps", "initializer_range", "attention_dropout", "tie_word_embeddings")),
+        ("tie_word_embeddings", 1), ("rms_norm_eps", "1e-6"), ("rms_norm_eps", True), ("head_dim", {}), ("head_dim", "2"),
+        ("rope_scaling", {"rope_type": ["llama3"]}), ("rope_scaling", {**SCALING, "rope_type": "llama3", "factor": None}),
+        ("rope_scaling", {**SCALING, "rope_type": "llama3", "low_freq_factor": "1"}),
+        ("rope_scaling", {"rope_type": "default", "rope_theta": None}),
+    ],
+)  # fmt: skip
+def test_a_setting_of_another_kind_is_refused_not_replaced_by_our_default(key, value):
+    """null above all: it must not become the default of our section Model, which is another number than theirs."""
+    config = {**CONFIG, **({"rope_scaling": None} if key == "rope_parameters" else {}), key: value}
+    with pytest.raises(UserError) as caught:
+        llama.from_config(config)
+    (problem,) = caught.value.problems
+    told = ("rope_theta",) if value == {"rope_type": "default", "rope_theta": None} else (key,)
+    assert problem.key.startswith("config.json: ") and told[0] in problem.key
+
+
+def test_the_section_holds_over_a_config_of_another_model(tmp_path):
+    """Plain rotary positions stay plain over a config that scales them, and the other way round."""
+    to_hf(ours(tmp_path / "ours", model={**MODEL, "rope_scaling": None}), tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "back")
+    assert make_config(TINY).Model.rope_scaling is not None
+    config = make_config(TINY, tmp_path / "back/model.yaml")
+    assert config.Model.rope_scaling is None and config.Model.rope_theta == 500.0
+    assert (config.Model.num_key_value_heads, config.Model.ffn_hidden_size, config.Model.rms_norm_eps) == (2, 12, 1e-6)
