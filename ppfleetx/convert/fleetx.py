@@ -39,6 +39,8 @@ _EMBEDDING = re.compile(r"(?:.*\.)?(word|position)_embeddings\.weight")
 _BLOCK = re.compile(r"gpt\.decoder\.layers\.(\d+)\.(.+)")
 _ELEMENT = re.compile(r"(\d+)(?:\.(\d+))?\.(\D.*)")
 _NORM = re.compile(r"gpt\.decoder\.norm\.(weight|bias)")
+#: the element norm: a layer that holds one, or (in 2022) the norm itself
+_LAST = re.compile(r"(?:norm\.)?(weight|bias)")
 _INSIDE = {
     "self_attn.qkv_proj": "attention.qkv",
     "self_attn.q_proj": "attention.q",
@@ -211,8 +213,8 @@ def logical_name(key: str, num_layers: int) -> str | None:
         return _in_block(int(block[1]), block[2])
     if element := _ELEMENT.fullmatch(key):
         place = int(element[1]) + int(element[2] or 0)
-        if place == num_layers + 1 and element[3] in ("norm.weight", "norm.bias"):
-            return element[3]
+        if place == num_layers + 1 and (norm := _LAST.fullmatch(element[3])):
+            return f"norm.{norm[1]}"
         return _in_block(place - 1, element[3])
     return None
 

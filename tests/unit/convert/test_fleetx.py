@@ -228,7 +228,10 @@ def test_half_precision_keeps_its_bits(tmp_path, config):
         ("_layers.13.2.linear1.weight", "blocks.14.mlp.up.weight"),  # place 13 + 2 of the list, after the embedding
         ("_layers.19.6.norm.weight", "norm.weight"),
         ("_layers.19.embed.word_embeddings.weight", "embedding.word.weight"),
+        ("_layers.25.weight", "norm.weight"),  # versions of 2022: the element is the LayerNorm itself
+        ("_layers.19.6.bias", "norm.bias"),
         ("_layers.3.norm.bias", None),
+        ("_layers.3.bias", None),
         ("gpt.decoder.layers.0.moe_mlp.gate.gate.weight", None),
         ("score.weight", None),
     ],

@@ -107,10 +107,18 @@ def test_what_our_model_does_not_compute_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("change", "theta", "scaling"),
     [
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, **SCALING}, "rope_scaling": None}, 7.0, SCALING),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, **SCALING}, "rope_scaling": None},
+            7.0,
+            SCALING,
+        ),
         # where there are both, transformers 5 takes the older ones, and 4 knows no others
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, 500.0, SCALING),
-        ({"rope_parameters": {"rope_type": "llama3", **SCALING}, "rope_scaling": {"type": "default", "rope_theta": 9}}, 9, None),
+        (
+            {"rope_parameters": {"type": "llama3", **SCALING}, "rope_scaling": {"type": "default", "rope_theta": 9}},
+            9,
+            None,
+        ),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7}, "rope_scaling": None}, 7.0, None),
         ({"rope_scaling": {"type": "llama3", **SCALING}}, 500.0, SCALING),
         ({"rope_scaling": None}, 500.0, None),
