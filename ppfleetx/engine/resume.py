@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import paddle
@@ -37,6 +37,9 @@ T = TypeVar("T")
 
 #: samples that the ledger's hash tells of
 NEXT_SAMPLES = 32
+
+#: keys that may change on purpose (a longer context), and without which the weights are not the model that was saved
+ARITHMETIC = ("Model.rope_theta", "Model.rope_scaling", "Model.rms_norm_eps")
 
 logger = logging.getLogger("ppfleetx")
 
@@ -175,7 +178,8 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) ->
     lines += [f"  {name:<18} {value}" for name, value in rows.items()]
     for key, (old, new) in sorted(differences(before, {section: now.get(section) for section in before}).items()):
         if not key.startswith(("_derived", KEY)):
-            lines.append(f"  config changed     {key}: {old!r} → {new!r}")
+            note = ": the same weights compute something else" if key.startswith(ARITHMETIC) else ""
+            lines.append(f"  config changed     {key}: {old!r} → {new!r}{note}")
     return "\n".join(lines)
 
 
@@ -187,7 +191,16 @@ def _open(config: Config, path: Path) -> Checkpoint:
         raise UserError(Problem(KEY, str(path), str(error))) from None
     if (difference := _difference(saved.shapes(), _wanted(config), config.Engine.save_load.strict)) is not None:
         raise UserError(Problem(KEY, str(path), difference))
+    heads, now = _model_of(saved).get("num_attention_heads"), config.Model.num_attention_heads
+    if heads not in (None, now):  # no shape tells of it
+        rule = f"in {path} it is {heads}, and its matrices cut into other heads are another model"
+        raise UserError(Problem("Model.num_attention_heads", now, rule, f"Model.num_attention_heads={heads}"))
     return saved
+
+
+def _model_of(saved: Checkpoint) -> Mapping[str, Any]:
+    """The section Model of what wrote a checkpoint, resolved; empty if it is not told."""
+    return (saved.manifest.run.get("config") or {}).get("Model") or {}
 
 
 def _wanted(config: Config) -> dict[str, tuple[int, ...]]:

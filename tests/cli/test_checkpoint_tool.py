@@ -191,6 +191,11 @@ def test_there_and_back_and_on(written, folder, capsys, tmp_path):
     (record,) = written["one"].records("eval")
     assert f"loss: {record['loss']:.9f}" in text
     assert "layout weights only → one process" in text and "config changed" not in text
+    assert (
+        evaluate([*command[:2], "-c", str(tmp_path / "back/model.yaml"), *command[2:], "Model.num_attention_heads=2"])
+        == 2
+    )
+    assert "Model.num_attention_heads = 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from ppfleetx.checkpoint.manifest import verify
 from ppfleetx.config.layouts import parse_layout
 from tests.resume.test_layouts import run_all
-from tests.training import NO_DROPOUT, Outcome
+from tests.training import NO_DROPOUT, Outcome, train
 
 LAYOUTS = {
     nproc: {name: parse_layout(name).overrides if nproc > 1 else () for name in names}
@@ -71,3 +71,10 @@ def test_every_layout_reads_every_other_to_the_bit(written, read, name):
         copy = Outcome(0, read[f"{writer}-to-{name}"].output / "previous-1").tensors(2)
         assert copy.keys() == right.keys() and len(right) >= 3 * STORED
         assert all(np.array_equal(copy[key], value) for key, value in right.items()), writer
+
+
+def test_rotary_settings_may_change_and_the_ledger_says_what_that_means(written, tmp_path, capsys):
+    use = (f"Engine.save_load.ckpt_dir={written['one'].checkpoint(2).path}", "Engine.save_load.weights_only=true")
+    assert train(tmp_path, *RUN, *use, "Model.rope_theta=77.0").code == 0
+    changed = "config changed     Model.rope_theta: 10000.0 → 77.0: the same weights compute something else"
+    assert changed in capsys.readouterr().out

@@ -197,6 +197,7 @@ class TestRefusals:
             ("Model.num_layers=1", ["blocks.1.", "model lacks"]),
             ("Model.hidden_size=128", ["embedding.word.weight", "[256, 64]", "[256, 128]"]),
             ("Model.vocab_size=250", ["embedding.word.weight", "[256, 64]", "[250, 64]"]),
+            ("Model.num_attention_heads=8", ["Model.num_attention_heads = 8", "it is 4"]),  # all shapes are the same
         ],
     )
     def test_other_model(self, copy, capsys, override, named):
