@@ -84,10 +84,11 @@ class _Gap:
                 self.first = self.size + int(unequal.argmax())
             self.num_unequal += int(unequal.sum())
             p, q = a[unequal], b[unequal]
-            gap = np.abs(p - q)
-            gap[np.isnan(gap)] = np.inf  # a number beside none
-            scale = np.maximum(np.abs(p), np.abs(q))
-            share = np.where(np.isfinite(gap), gap / np.where(scale > 0, scale, 1.0), np.inf)
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite values are told, not warned of
+                gap = np.where(np.isnan(p) & np.isnan(q), 0.0, np.abs(p - q))
+                gap[np.isnan(gap)] = np.inf  # a number beside none
+                scale = np.maximum(np.abs(p), np.abs(q))
+                share = np.where(np.isfinite(gap), gap / np.where(scale > 0, scale, 1.0), np.inf)
             self.absolute, self.relative = max(self.absolute, gap.max()), max(self.relative, share.max())
         self.size += a.size
 

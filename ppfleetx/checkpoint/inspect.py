@@ -139,7 +139,12 @@ def statistics(saved: Checkpoint, key: str) -> list[str]:
         kinds["infinite"] += int(np.isinf(values).sum())
         kinds["zero"] += int((values == 0).sum())
         if finite.size:
-            count, total, squares = count + finite.size, total + finite.sum(), squares + float(finite @ finite)
+            with np.errstate(over="ignore"):  # of float64
+                count, total, squares = (
+                    count + finite.size,
+                    total + float(finite.sum()),
+                    squares + float(finite @ finite),
+                )
             least, most = min(least, finite.min()), max(most, finite.max())
     mean = total / max(count, 1)
     parts = sum((other.name, other.slot) == (entry.name, entry.slot) for other in saved.manifest.entries)

@@ -7,6 +7,7 @@ is, the manifest tells of no progress, and a run needs `Engine.save_load.weights
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,9 @@ def new_place(path: Path) -> Iterator[Path]:
     if path.exists() or path.is_symlink():
         rule = "it is there already, and nothing is overwritten"
         raise UserError(Problem("OUT", str(path), rule, "give another name"))
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.tmp"
+    )  # in containers all processes have the same number
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside

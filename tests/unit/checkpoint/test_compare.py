@@ -7,6 +7,8 @@ import pytest
 
 from ppfleetx.checkpoint import compare as module
 from ppfleetx.checkpoint.compare import compare
+from ppfleetx.checkpoint.inspect import statistics
+from ppfleetx.checkpoint.reader import Checkpoint
 from tests.unit.checkpoint.written import bfloat16, random_arrays, write_checkpoint
 
 A = random_arrays(("a", (5, 4), "float32"), ("b", (6,), "float32"), ("b:moment1", (6,), "float32"))
@@ -56,6 +58,20 @@ def test_what_is_no_number(tmp_path):
     new = np.array([np.nan, np.nan, -0.0, np.inf, np.nan], np.float32)
     (line,) = both(tmp_path, {"a": old}, {"a": new}).tensors
     assert line == "a: 2 of 5 values differ, the first at [1]; largest difference inf, relative inf"
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_leaves_the_numbers_is_told_without_a_warning(tmp_path):
+    """A run that diverged beside one that did not: infinite beside finite, and 1e308 − (−1e308), which float64 cannot hold."""
+    old = {"a": np.array([1, np.inf], np.float32), "b": np.array([1e308]), "c": np.array([np.nan], np.float32)}
+    new = {"a": np.array([1, 2], np.float32), "b": np.array([-1e308])}
+    new["c"] = np.array([0x7FC00001], np.uint32).view(np.float32)  # none either, in other bits
+    assert both(tmp_path, old, new).tensors == [
+        "a: 1 of 2 values differ, the first at [1]; largest difference inf, relative inf",
+        "b: 1 of 1 values differ, the first at [0]; largest difference inf, relative inf",
+        "c: 1 of 1 values differ, the first at [0]; largest difference 0, relative 0",
+    ]
+    assert "  least -1e+308, most -1e+308" in statistics(Checkpoint(tmp_path / "B"), "b")
 
 
 def test_settings(tmp_path):

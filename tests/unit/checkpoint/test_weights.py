@@ -63,6 +63,17 @@ def test_one_file_alone(tmp_path):
         consolidate(saved, tmp_path / "there/alone.safetensors")
 
 
+def test_two_at_once_do_not_touch_each_other(tmp_path):
+    """Two containers on one disk, in which both processes have the same number: the first that is done has the place."""
+    saved = write_checkpoint(tmp_path / "cut", ARRAYS)
+    with pytest.raises(OSError, match="not empty"), weights.new_folder(tmp_path / "out") as aside:
+        (aside / "mine").touch()
+        consolidate(saved, tmp_path / "out")
+        assert (aside / "mine").exists()
+    assert faults(tmp_path / "out") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "out"]
+
+
 def test_nothing_is_overwritten(tmp_path):
     saved = write_checkpoint(tmp_path / "cut", ARRAYS)
     (tmp_path / "out").write_text("mine")
