@@ -140,11 +140,8 @@ def statistics(saved: Checkpoint, key: str) -> list[str]:
         kinds["zero"] += int((values == 0).sum())
         if finite.size:
             with np.errstate(over="ignore"):  # of float64
-                count, total, squares = (
-                    count + finite.size,
-                    total + float(finite.sum()),
-                    squares + float(finite @ finite),
-                )
+                total, squares = total + float(finite.sum()), squares + float(finite @ finite)
+            count += finite.size
             least, most = min(least, finite.min()), max(most, finite.max())
     mean = total / max(count, 1)
     parts = sum((other.name, other.slot) == (entry.name, entry.slot) for other in saved.manifest.entries)

@@ -173,10 +173,10 @@ def verify(path: Path, names: Collection[str] | None = None) -> list[str]:
 
 def uncovered(entries: Collection[Entry]) -> str | None:
     """The first tensor whose entries do not add up to it, with the numbers; None if all do. A copy of one counts once."""
-    found: dict[tuple[str, tuple[int, ...]], set[Region]] = defaultdict(set)
+    found: dict[tuple[str, tuple[int, ...], str], set[Region]] = defaultdict(set)
     for entry in entries:
-        found[entry.key, entry.shape].add(entry.region)
-    for (key, shape), regions in found.items():
+        found[entry.key, entry.shape, entry.dtype].add(entry.region)
+    for (key, shape, _), regions in found.items():
         count = sum(region.size for region in regions)
         if count != Region(tuple((0, length) for length in shape)).size:
             return f"{key} of shape {list(shape)} has {count} elements in the files"

@@ -36,9 +36,7 @@ def new_place(path: Path) -> Iterator[Path]:
     if path.exists() or path.is_symlink():
         rule = "it is there already, and nothing is overwritten"
         raise UserError(Problem("OUT", str(path), rule, "give another name"))
-    aside = path.with_name(
-        f".{path.name}.{secrets.token_hex(4)}.tmp"
-    )  # in containers all processes have the same number
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # in containers all have the same process id
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside

@@ -16,7 +16,7 @@ from ppfleetx.models.hf import Link, Section, fitting, only, required
 MODEL_TYPE = "llama"
 NAMES: tuple[str, ...] = ("Llama",)
 PREFIX = "model."
-NO_WEIGHTS = re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+NO_WEIGHTS = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 _WORD, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 #: inside a block: ours → theirs
@@ -102,7 +102,7 @@ def from_config(config: Mapping[str, Any]) -> Section:
         raise UserError(Problem("config.json: head_dim", width, rule))
     model["num_key_value_heads"] = config.get("num_key_value_heads") or heads
     model |= {ours: config.get(theirs, default) for ours, (theirs, default) in _OPTIONS.items()}
-    return Section(model | rotary, [])
+    return Section({**model, "hidden_dropout_prob": 0.0, **rotary}, [])  # theirs drops nothing there
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

@@ -95,6 +95,11 @@ def test_an_entry_that_stands_twice_covers_its_part_once(forged):
     assert faults(forged(change)) == ["a.weight of shape [2, 3] has 3 elements in the files"]
 
 
+def test_a_tensor_of_two_types_is_none(forged):
+    fault = "b.bias of shape [3] has 1 elements in the files"
+    assert faults(forged(lambda body: body["entries"][1].update(dtype="F16"))) == [fault]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000, '{"a":' * 100_000])
 def test_no_manifest_at_all(forged, text):
     path = forged(lambda body: None)

@@ -40,6 +40,7 @@ MODEL = {
     "initializer_range": 0.05,
     "tie_word_embeddings": False,
     "attention_probs_dropout_prob": 0.25,
+    "hidden_dropout_prob": 0.0,
     "rope_theta": 500.0,
     "rope_scaling": SCALING,
 }
@@ -133,6 +134,7 @@ def test_old_files_hold_frequencies_too(tmp_path):
     to_hf(ours(tmp_path / "ours", model=MODEL), tmp_path / "hf")
     tensors = load_file(tmp_path / "hf" / hf.WEIGHTS)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+    tensors["model.rotary_emb.inv_freq"] = np.ones(1, np.float32)
     save_file(tensors, tmp_path / "hf" / hf.WEIGHTS)
     assert from_hf(tmp_path / "hf", tmp_path / "back") == []
 
@@ -171,7 +173,9 @@ def test_the_section_holds_over_a_config_of_another_model(tmp_path):
     """Plain rotary positions stay plain over a config that scales them, and the other way round."""
     to_hf(ours(tmp_path / "ours", model={**MODEL, "rope_scaling": None}), tmp_path / "hf")
     from_hf(tmp_path / "hf", tmp_path / "back")
+    (tmp_path / "drops.yaml").write_text(yaml.safe_dump({"Model": {"hidden_dropout_prob": 0.1}}))
     assert make_config(TINY).Model.rope_scaling is not None
-    config = make_config(TINY, tmp_path / "back/model.yaml")
+    config = make_config(TINY, tmp_path / "drops.yaml", tmp_path / "back/model.yaml")
     assert config.Model.rope_scaling is None and config.Model.rope_theta == 500.0
+    assert (config.Model.hidden_dropout_prob, config.Model.attention_probs_dropout_prob) == (0.0, 0.25)
     assert (config.Model.num_key_value_heads, config.Model.ffn_hidden_size, config.Model.rms_norm_eps) == (2, 12, 1e-6)
