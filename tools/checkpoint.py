@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -182,7 +183,7 @@ def _converted(notes: list[str], out: Path) -> int:
 
 
 def _use(out: Path) -> str:
-    return f"To start from it: -o Engine.save_load.ckpt_dir={out} Engine.save_load.weights_only=true"
+    return f"To start from it: -o {shlex.quote(f'Engine.save_load.ckpt_dir={out}')} Engine.save_load.weights_only=true"
 
 
 def _open(path: Path, whole: bool = False) -> Checkpoint:
@@ -213,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         code = args.work(args)
-        sys.stdout.flush()  # here, where a reader that has gone is seen
+        print(end="", flush=True)  # here, where a reader that has gone is seen
         return code
     except UserError as error:
         for problem in error.problems:

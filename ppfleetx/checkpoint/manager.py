@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 KEY = "Engine.save_load.ckpt_dir"
 _OUTPUT_KEY = "Engine.save_load.output_dir"
+_OTHERWISE = "give a step_N folder, or auto; tools/checkpoint.py converts what other programs wrote"
 
 logger = logging.getLogger("ppfleetx")
 
@@ -145,7 +146,7 @@ class CheckpointManager:
         path = Path(ckpt_dir)
         if (why := missing(path)) is not None:
             inside = [step.name for step in steps_in(path)] if path.is_dir() else []
-            fix = f"it holds {', '.join(inside)}: name one of them" if inside else "give a step_N folder, or auto"
+            fix = f"it holds {', '.join(inside)}: name one of them" if inside else _OTHERWISE
             raise UserError(Problem(KEY, ckpt_dir, f"{why} (looked in {path.absolute()})", fix))
         return str(path)
 

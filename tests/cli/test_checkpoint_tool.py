@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,10 @@ def test_hash_and_consolidate(written, folder, capsys, tmp_path):
     assert before["weights"] != before["state"]
     text = said(capsys, 0, "consolidate", folder / "many" / LAST, tmp_path / "out")
     assert "36 tensors" in text and "Engine.save_load.weights_only=true" in text
+    spaced = said(capsys, 0, "consolidate", folder / "many" / LAST, tmp_path / "my weights").split("-o ")[1]
+    assert shlex.split(spaced) == [
+        f"Engine.save_load.ckpt_dir={tmp_path / 'my weights'}", "Engine.save_load.weights_only=true",
+    ]  # fmt: skip
     after = dict(line.split() for line in said(capsys, 0, "hash", tmp_path / "out").splitlines())
     assert after == {"weights": before["weights"], "state": before["weights"]}
     assert "weights only" in said(capsys, 0, "ls", tmp_path / "out")
@@ -247,6 +252,8 @@ def test_a_reader_that_has_read_enough(written, folder):
     script = f"exec 3>&1; {{ {command}; echo $? >&3; }} | true"  # the reader ends before Python has started
     done = subprocess.run(["bash", "-c", script], cwd=REPO, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("141\n", "")
+    done = subprocess.run(["bash", "-c", f"{command} >&-"], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")  # nobody listens at all
 
 
 def test_ctrl_c_leaves_nothing(written, folder, tmp_path, monkeypatch, capsys):

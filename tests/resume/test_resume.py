@@ -177,6 +177,12 @@ class TestRefusals:
         text = self.refused(capsys, copy, "Engine.save_load.ckpt_dir=nowhere/step_00000009")
         assert "nowhere/step_00000009" in text and "no such folder" in text
 
+    def test_what_another_program_wrote(self, copy, capsys, tmp_path):
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf/config.json").write_text("{}")
+        text = self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={tmp_path / 'hf'}")
+        assert "manifest.json is missing" in text and "tools/checkpoint.py converts" in text
+
     def test_parent_folder(self, copy, capsys):
         text = self.refused(capsys, copy, f"Engine.save_load.ckpt_dir={copy}")
         assert str(copy) in text and "step_00000005" in text
