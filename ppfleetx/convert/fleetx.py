@@ -78,8 +78,13 @@ def from_fleetx(source: Path, out: Path, config_files: Sequence[str], overrides:
         Damaged: a file is no file of parameters.
     """
     model = model_section(config_files, overrides)
+    config = model_config(model)
+    if config.Model.family != "GPT":
+        raise UserError(
+            Problem("Model.name", config.Model.name, "PaddleFleetX's checkpoints are of GPT", "Model.name=GPT")
+        )
     parts = _parts(source)
-    job = _Job(model_config(model), 1 + max(part.mp_rank for part in parts))
+    job = _Job(config, 1 + max(part.mp_rank for part in parts))
     with new_folder(out) as aside:
         files = dict(written for part in parts if (written := _write_part(job, part, aside)) is not None)
         job.check_complete(source)
@@ -227,13 +232,21 @@ def _in_block(number: int, inside: str) -> str | None:
 def _parts(source: Path) -> list[_Part]:
     """The files of one copy of the weights, pipeline stage by stage."""
     if not source.is_dir():
-        raise UserError(Problem("DIR", str(source), "there is no such folder"))
+        rule = "it is a file; its folder is wanted" if source.exists() else "there is no such folder"
+        raise UserError(Problem("DIR", str(source), rule))
+    found: dict[tuple[int, int], Path] = {}
+    for child in sorted(source.iterdir(), reverse=True):  # of a sharding group the first that has the file
+        if match := _FOLDER.fullmatch(child.name):
+            place = int(match[3]), int(match[1])
+            if place not in found or (child / _FILE).is_file():
+                found[place] = child / _FILE
     if (source / _FILE).is_file():
+        if found:
+            rule = (
+                f"it has {_FILE} of one card and folders {found[min(found)].parent.name}, … of several: two checkpoints"
+            )
+            raise UserError(Problem("DIR", str(source), rule, "move away what is not wanted"))
         return [_Part(source / _FILE, 0, 0)]
-    found = {}
-    for child in source.iterdir():
-        if (match := _FOLDER.fullmatch(child.name)) and int(match[2]) == 0:
-            found[int(match[3]), int(match[1])] = child / _FILE
     if not found:
         inside = sorted(child.name for child in source.glob("epoch_*_step_*"))
         fix = f"it holds {', '.join(inside)}: name one of them" if inside else "name a folder epoch_E_step_S"

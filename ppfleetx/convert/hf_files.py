@@ -63,7 +63,8 @@ class HFFolder:
     def __init__(self, path: Path):
         self.path = path
         if not path.is_dir():
-            raise UserError(Problem("HF_DIR", str(path), "there is no such folder"))
+            rule = "it is a file; its folder is wanted" if path.exists() else "there is no such folder"
+            raise UserError(Problem("HF_DIR", str(path), rule))
         self.config = self._json(CONFIG)
         self._shards = [Shard(path / name) for name in self._files()]
         self._places = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -274,12 +275,30 @@ def test_another_model_than_the_yaml_says(tmp_path, config):
     refusal(tmp_path, config, "the model needs and the files lack", "and 11 more", overrides=["Model.num_layers=5"])
     refusal(tmp_path, config, "embedding.word.weight has [28, 12]", overrides=["Model.vocab_size=25"])
     refusal(tmp_path, config, "did you mean Model.hidden_size", overrides=["Model.hiden_size=3"])
+    refusal(tmp_path, config, "Model.name = 'Llama'", "are of GPT", overrides=["Model.name=Llama"])
+
+
+def test_two_checkpoints_in_one_folder(tmp_path, config):
+    """A run of one card and one of several had the same output_dir: nothing tells which is meant."""
+    save(tmp_path / "theirs", single())
+    save_parallel(tmp_path / "theirs", single(seed=1), mp=2)
+    refusal(tmp_path, config, "two checkpoints", "mp_00_sharding_00_pp_00")
 
 
 def test_a_missing_part(tmp_path, config):
     save_parallel(tmp_path / "theirs", single(), mp=2, pp=2)
     (tmp_path / "theirs/mp_01_sharding_00_pp_00/model.pdparams").unlink()
     refusal(tmp_path, config, "of mp 2 × pp 2, and mp_01_sharding_00_pp_00/model.pdparams is missing")
+
+
+def test_any_rank_of_a_sharding_group_will_do(tmp_path, config):
+    save(tmp_path / "one", single())
+    save_parallel(tmp_path / "many", single(), mp=2, sharding=2)
+    (tmp_path / "many/mp_00_sharding_00_pp_00/model.pdparams").unlink()
+    shutil.rmtree(tmp_path / "many/mp_01_sharding_00_pp_00")
+    from_fleetx(tmp_path / "one", tmp_path / "a", config)
+    from_fleetx(tmp_path / "many", tmp_path / "b", config)
+    assert fingerprint(Checkpoint(tmp_path / "a")) == fingerprint(Checkpoint(tmp_path / "b"))
 
 
 def test_a_part_of_which_one_rank_lacks_a_parameter(tmp_path, config):
@@ -295,6 +314,8 @@ def test_where_it_was_looked_for(tmp_path, config):
     refusal(tmp_path, config, "there is no such folder")
     save(tmp_path / "theirs/epoch_0_step_10", single())
     refusal(tmp_path, config, "it holds epoch_0_step_10: name one of them")
+    with pytest.raises(UserError, match="its folder is wanted"):
+        from_fleetx(tmp_path / "theirs/epoch_0_step_10/model.pdparams", tmp_path / "out", config)
 
 
 def test_a_malicious_file_leaves_nothing(tmp_path, config, monkeypatch):

@@ -349,6 +349,7 @@ def test_a_truncated_file_is_found(tmp_path):
 def test_no_config_no_folder_and_a_taken_place(tmp_path):
     folder = theirs(tmp_path)
     refusal(folder / "nowhere", "there is no such folder")
+    refusal(folder / hf.WEIGHTS, "it is a file; its folder is wanted")
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="nothing is overwritten"):
         from_hf(folder, tmp_path / "taken")
