@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, missing, read_manifest, uncovered, verify
+from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, missing, read_manifest, setting, uncovered, verify
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.stream import numbers, pieces, stored
@@ -94,9 +94,9 @@ def layout_name(config: Mapping[str, Any], degrees: Mapping[str, int]) -> str:
         config: the resolved configuration, as a tree.
         degrees: of each axis.
     """
-    stage = (config.get("Distributed", {}).get("sharding") or {}).get("sharding_stage", "")
+    stage = setting(config, "Distributed.sharding.sharding_stage") or ""
     names = [f"{axis}{n}{f's{stage}' if axis == 'sharding' else ''}" for axis, n in degrees.items() if n > 1]
-    return "".join(names) + ("sp" if config.get("Model", {}).get("sequence_parallel") else "") or "one process"
+    return "".join(names) + ("sp" if setting(config, "Model.sequence_parallel") else "") or "one process"
 
 
 def readable(size_bytes: int) -> str:

@@ -128,7 +128,7 @@ class CheckpointManager:
             return path
 
     def steps(self) -> list[Path]:
-        """The step folders under `output_dir`, oldest first, complete or not."""
+        """The step folders under `output_dir`, oldest first, complete or not; none where it cannot be read."""
         return steps_in(self.output_dir)
 
     def _take(self, state: TrainingState) -> Snapshot | Exception:
@@ -143,9 +143,9 @@ class CheckpointManager:
             return None
         if ckpt_dir == "auto":
             return self._newest(damaged)
-        path = Path(ckpt_dir)
+        path = Path(os.path.expanduser(ckpt_dir))
         if (why := missing(path)) is not None:
-            inside = [step.name for step in steps_in(path)] if path.is_dir() else []
+            inside = [step.name for step in steps_in(path)]
             fix = f"it holds {', '.join(inside)}: name one of them" if inside else _OTHERWISE
             raise UserError(Problem(KEY, ckpt_dir, f"{why} (looked in {path.absolute()})", fix))
         return str(path)
@@ -251,9 +251,9 @@ def write_checkpoint(
 
 
 def _make_empty(folder: Path) -> None:
-    """A new folder; what a save left that was killed goes, as does its like of other steps."""
+    """A new folder; what a save left that was killed goes, as does its like of other steps, if it can be removed."""
     for left in (*folder.parent.glob(".step_*.tmp"), *folder.parent.glob(".step_*.deleted")):
-        shutil.rmtree(left)
+        shutil.rmtree(left, ignore_errors=left != folder)  # a network disk keeps files that someone has open
     folder.mkdir(parents=True)
 
 

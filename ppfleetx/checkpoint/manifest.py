@@ -6,6 +6,7 @@ one file. The manifest carries its own checksum, and those of all other files.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Collection
@@ -144,16 +145,19 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def missing(path: Path) -> str | None:
-    """Why there is no complete checkpoint at `path`, by names and sizes; None if there is one."""
-    if not path.is_dir():
-        return "there is no such folder"
-    if not (path / MANIFEST).is_file():
-        return f"there is no complete checkpoint here: {MANIFEST} is missing"
+    """Why there is no complete checkpoint at `path`, by names, sizes and what the manifest says; None if there is one."""
     try:
-        files = read_manifest(path).files
+        if not path.is_dir():
+            return "it is a file, and a checkpoint is a folder" if path.exists() else "there is no such folder"
+        if not (path / MANIFEST).is_file():
+            return f"there is no complete checkpoint here: {MANIFEST} is missing"
+        manifest = read_manifest(path)
+        faults = (_size_fault(path / name, summed) for name, summed in manifest.files.items())
+        return next(filter(None, faults), None) or uncovered(manifest.entries)
     except Damaged as error:
         return str(error)
-    return next((fault for name, summed in files.items() if (fault := _size_fault(path / name, summed))), None)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
 
 
 def verify(path: Path, names: Collection[str] | None = None) -> list[str]:
@@ -172,7 +176,7 @@ def verify(path: Path, names: Collection[str] | None = None) -> list[str]:
 
 
 def uncovered(entries: Collection[Entry]) -> str | None:
-    """The first tensor whose entries do not add up to it, with the numbers; None if all do. A copy of one counts once."""
+    """The first tensor whose entries do not make it up, with the numbers; None if all do. A copy of one counts once."""
     found: dict[tuple[str, tuple[int, ...], str], set[Region]] = defaultdict(set)
     for entry in entries:
         found[entry.key, entry.shape, entry.dtype].add(entry.region)
@@ -180,7 +184,30 @@ def uncovered(entries: Collection[Entry]) -> str | None:
         count = sum(region.size for region in regions)
         if count != Region(tuple((0, length) for length in shape)).size:
             return f"{key} of shape {list(shape)} has {count} elements in the files"
+        if _overlap(regions):
+            return f"{key} has elements that are twice in the files, so others are missing"
     return None
+
+
+def _overlap(regions: Collection[Region]) -> bool:
+    """Whether different regions of one tensor have an element in common."""
+    runs: dict[Box, list[tuple[int, int]]] = defaultdict(list)
+    for region in regions:
+        runs[region.box].append(region.run)
+    for ordered in map(sorted, runs.values()):
+        if any(a[1] > b[0] for a, b in itertools.pairwise(ordered)):
+            return True
+    return any(
+        all(max(p[0], q[0]) < min(p[1], q[1]) for p, q in zip(a, b, strict=True))
+        for a, b in itertools.combinations(runs, 2)
+    )
+
+
+def setting(config: Any, path: str) -> Any:
+    """The value at a dotted path of a resolved configuration; None if there is none."""
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
 
 
 def _fault(path: Path, summed: FileSum) -> str | None:

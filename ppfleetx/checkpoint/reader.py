@@ -45,7 +45,11 @@ class Checkpoint:
 
     def slots(self, spec: ParameterSpec) -> Set[str]:
         """What is stored for a parameter of the model: "" (the weight), moment1, …"""
-        return self._entries[spec.parts[0] if spec.parts else spec.name].keys()
+        return self.slots_of(spec.parts[0] if spec.parts else spec.name)
+
+    def slots_of(self, name: str) -> Set[str]:
+        """What is stored under a name: "" (the weight), moment1, …"""
+        return self._entries[name].keys()
 
     def all_slots(self) -> Set[str]:
         """What is stored for any parameter."""
@@ -56,6 +60,9 @@ class Checkpoint:
         layout = PieceLayout(spec, box, flat)
         if slot in SCALAR_SLOTS:
             return self.read(layout.parts[0].name, slot, whole((1,)))
+        for part in layout.parts:
+            if (shape := self._entries[part.name][slot][0].shape) != part.shape:
+                raise Damaged(f"{self.path}: {part.name} {slot} has shape {list(shape)}, not {list(part.shape)}")
         memories = [self.read(part.name, slot, part.region) for part in layout.parts]
         return padded_memory(layout.join(memories), box, flat)
 
@@ -82,9 +89,12 @@ class Checkpoint:
         """The random streams of a rank of the run that wrote it."""
         file = rank_file(rank)
         try:
-            return json.loads((self.path / file).read_text(encoding="utf-8"))["streams"]
-        except (OSError, KeyError, ValueError) as error:
-            raise Damaged(f"{self.path / file} cannot be read: {error}") from None
+            streams = json.loads((self.path / file).read_text(encoding="utf-8"))["streams"]
+        except (KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+            raise Damaged(f"{self.path / file} cannot be read: {type(error).__name__} {error}") from None
+        if not isinstance(streams, dict):
+            raise Damaged(f"{self.path / file} holds no random streams")
+        return streams
 
     def _stored(self, entry: Entry) -> np.ndarray:
         """The memory of an entry, mapped."""

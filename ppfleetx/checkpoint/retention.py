@@ -35,9 +35,11 @@ class Retention:
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """The step folders in a folder, oldest first, complete or not."""
-    found = [path for path in folder.iterdir() if _STEP.match(path.name)] if folder.is_dir() else []
-    return sorted(found, key=step_of)
+    """The step folders in a folder, oldest first, complete or not; none if it is no folder that can be read."""
+    try:
+        return sorted((path for path in folder.iterdir() if _STEP.match(path.name)), key=step_of)
+    except OSError:
+        return []
 
 
 def step_of(path: Path) -> int:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ppfleetx.checkpoint.inspect import faults, listing
-from ppfleetx.checkpoint.manifest import FORMAT, MANIFEST, _checksum, missing
+from ppfleetx.checkpoint.manifest import FORMAT, MANIFEST, Entry, _checksum, missing, uncovered
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
+from ppfleetx.layers.spec import ParameterSpec
 from tests.unit.checkpoint.written import write_checkpoint
 
 
@@ -93,6 +94,46 @@ def test_an_entry_that_stands_twice_covers_its_part_once(forged):
         second.update(first)
 
     assert faults(forged(change)) == ["a.weight of shape [2, 3] has 3 elements in the files"]
+
+
+def test_entries_that_overlap_leave_a_gap(forged):
+    """Elements 0 and 1 of three, then 1 again: three elements in all."""
+
+    def change(body):
+        first, second = (entry for entry in body["entries"] if entry["name"] == "b.bias")
+        first.update(box=[[0, 2]], flat=None)
+        second.update(box=[[1, 3]], flat=[0, 1])
+
+    fault = "b.bias has elements that are twice in the files, so others are missing"
+    assert faults(path := forged(change)) == [fault] and missing(path) == fault
+
+
+def test_runs_of_one_box_that_overlap():
+    def parts(*runs):
+        return [Entry("a", "", (6, 4), "F32", ((0, 6), (0, 4)), run, "shard_00000.safetensors") for run in runs]
+
+    assert uncovered(parts((0, 10), (10, 24))) is None
+    assert "twice in the files" in (uncovered(parts((0, 10), (8, 22))) or "")
+
+
+def test_a_tensor_with_a_gap_is_no_complete_checkpoint(forged):
+    assert (
+        missing(forged(lambda body: body["entries"].pop(0))) == "a.weight of shape [2, 3] has 3 elements in the files"
+    )
+
+
+def test_a_newer_format_says_which(forged):
+    path = forged(lambda body: None)
+    (path / MANIFEST).write_text((path / MANIFEST).read_text().replace(FORMAT, "ppfleetx-3"))
+    assert_refused(path, "its format is ppfleetx-3", f"this version reads {FORMAT}")
+
+
+def test_a_slot_of_another_shape_than_its_parameter(tmp_path):
+    arrays = {"a.weight": np.ones((6, 4), "float32"), "a.weight:moment1": np.ones(24, "float32")}
+    saved = write_checkpoint(tmp_path / "step_3", arrays)
+    spec = ParameterSpec(name="a.weight", shape=(6, 4))
+    with pytest.raises(Damaged, match=r"a.weight moment1 has shape \[24\], not \[6, 4\]"):
+        saved.read_piece(spec, spec.box(), None, "moment1")
 
 
 def test_a_tensor_of_two_types_is_none(forged):
