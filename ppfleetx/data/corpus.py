@@ -6,8 +6,10 @@ Shapes: n = documents of all files, t = tokens of all files.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from ppfleetx.data.token_files import FORMATS, BadCorpusError, FileFormat, Token
 
 _LOG = logging.getLogger("ppfleetx")
 _SCAN_TOKENS = 1 << 22
+#: tokens of each place of a file that `Corpus.mark` looks at
+_MARK_TOKENS = 512
 
 
 class Corpus:
@@ -58,6 +62,18 @@ class Corpus:
     def num_bytes(self) -> int:
         """Bytes that the ids take on disk."""
         return sum(file.tokens.nbytes for file in self.files)
+
+    @cached_property
+    def mark(self) -> str:
+        """A hash of the files' lengths and of a few tokens at the beginning, the middle and the end of each: tells whether they
+        were changed or come in another order, without reading them through."""
+        digest = hashlib.sha256()
+        for file, start in zip(self.files, self._starts[:-1], strict=True):
+            count = min(file.tokens.size, _MARK_TOKENS)
+            digest.update(f"{file.boundaries.size - 1} documents, {file.tokens.size} tokens\n".encode())
+            for first in (0, (file.tokens.size - count) // 2, file.tokens.size - count):
+                digest.update(self.read(start + first, count).astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def read(self, start: int, length: int) -> np.ndarray:
         """Tokens [start, start + length) of the joined stream, int64 [length]; a copy.

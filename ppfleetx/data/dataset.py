@@ -80,9 +80,10 @@ class GPTDataset:
         """Epoch (from 0) of run sample `index`."""
         return self._order.epoch_of(index)
 
-    def place_of(self, index: int) -> tuple[int, int]:
-        """(tokens of the split, where in the endless stream of it) run sample `index` lies: tells which sample it is."""
-        return self._num_tokens, self._order.stream_index(index)
+    def place_of(self, index: int) -> tuple[int, int, int]:
+        """(first token of the split, its number of tokens, where in the endless stream of it) run sample `index` lies: tells
+        which sample of the corpus it is."""
+        return self._first_token, self._num_tokens, self._order.stream_index(index)
 
     def __getitem__(self, index: int) -> Sample:
         """Run sample `index`, any index >= 0.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -12,6 +14,9 @@ from ppfleetx.config.schema import SplitConfig
 from ppfleetx.data import Batch, DatasetSpec, GlobalBatchSampler, GPTDataset, load_batches
 from ppfleetx.distributed import Topology
 from ppfleetx.engine.progress import Progress
+
+#: samples that the hash of the next ones tells of
+NEXT_SAMPLES = 32
 
 logger = logging.getLogger("ppfleetx")
 
@@ -24,7 +29,7 @@ class RunData:
         train: the training samples, endless.
         evaluation: the evaluation samples; None where evaluation is off.
         num_samples: training samples of the run; None: as many as max_steps needs.
-        num_updates: updates of the run.
+        num_updates: updates of the run; of one that resumes, the earlier ones included.
     """
 
     config: Config
@@ -33,6 +38,35 @@ class RunData:
     evaluation: GPTDataset | None
     num_samples: int | None
     num_updates: int
+
+    def continued(self, progress: Progress) -> RunData:
+        """The same data for a run that goes on at `progress`: what earlier updates read is read, whatever their batch size.
+
+        Raises:
+            UserError: the checkpoint lies beyond the end of the run.
+        """
+        engine, end = self.config.Engine, self.num_updates
+        if self.num_samples is not None:
+            end = progress.step + _updates(self.config, max(self.num_samples - progress.consumed_samples, 0))
+            end = end if engine.max_steps < 0 else min(end, engine.max_steps)
+            if progress.consumed_samples > self.num_samples:
+                rule = (
+                    f"these epochs hold {self.num_samples} samples; the checkpoint is at sample {progress.consumed_samples}"
+                    " already, beyond this run's end"
+                )
+                fix = "raise it, or name an earlier step_N folder"
+                raise UserError(Problem("Engine.num_train_epochs", engine.num_train_epochs, rule, fix))
+        if progress.step > end:
+            rule = f"the checkpoint is at step {progress.step} already, beyond this run's end"
+            raise UserError(Problem("Engine.max_steps", end, rule, "raise it, or name an earlier step_N folder"))
+        if end != self.num_updates:
+            logger.info("earlier updates were of another size: this run ends after update %d", end)
+        return dataclasses.replace(self, num_updates=end)
+
+    def next_samples(self, consumed: int) -> str:
+        """A hash of which samples come after `consumed` ones: the corpus and the places in it of the following few."""
+        places = [self.train.place_of(index) for index in range(consumed, consumed + NEXT_SAMPLES)]
+        return hashlib.sha256(repr((self.train.corpus.mark, places)).encode()).hexdigest()[:12]
 
     def train_batches(self, consumed: int) -> Generator[Batch, None, None]:
         """This rank's parts of the global batches after `consumed` samples."""
@@ -110,14 +144,20 @@ def _length(config: Config, train: GPTDataset) -> tuple[int | None, int]:
         return None, engine.max_steps
     assert config.Data.Train is not None
     num_samples = train.num_samples(engine.num_train_epochs)
-    batch = config.derived.global_batch_size
-    num_updates = num_samples // batch if config.Data.Train.sampler.drop_last else -(-num_samples // batch)
+    batch, num_updates = config.derived.global_batch_size, _updates(config, num_samples)
     if num_updates == 0:
         rule = f"{engine.num_train_epochs} epochs hold {num_samples} samples, less than one global batch of {batch}"
         raise UserError(
             Problem("Engine.num_train_epochs", engine.num_train_epochs, rule, "-o Data.Train.sampler.drop_last=false")
         )
     return num_samples, num_updates if engine.max_steps < 0 else min(num_updates, engine.max_steps)
+
+
+def _updates(config: Config, num_samples: int) -> int:
+    """Updates that read so many samples."""
+    assert config.Data.Train is not None
+    batch = config.derived.global_batch_size
+    return num_samples // batch if config.Data.Train.sampler.drop_last else -(-num_samples // batch)
 
 
 def _spec(config: Config, split: SplitConfig, mode: str) -> DatasetSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
-from ppfleetx.engine.output_dir import prepare_output_dir
+from ppfleetx.engine.output_dir import prepared_output_dir
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
@@ -63,7 +64,7 @@ class Engine:
         self.train_step = TrainStep(config, context, model, trainable, optimizer)
         self.progress = Progress()
         section = config.Engine.save_load
-        self.output_dir = Path(section.output_dir)
+        self.output_dir = Path(os.path.expanduser(section.output_dir))
         self.checkpoints = CheckpointManager(
             self.output_dir, context, Retention(section.keep_last, section.keep_every), section.consolidate
         )
@@ -83,7 +84,8 @@ class Engine:
         wanted = self.config.Engine.save_load.ckpt_dir
         path = self.checkpoints.restore(wanted, lambda path: resume.read(self, data, path, weights_only))
         if path is None and wanted is not None:
-            logger.info("%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
+            level = logging.WARNING if self.checkpoints.steps() else logging.INFO
+            logger.log(level, "%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
         self.resumed_from = path
         self._saved_step = self.progress.step if self.progress.step else None
 
@@ -97,13 +99,13 @@ class Engine:
             RunError: the loss or the gradient is not finite, or float16 skipped too many updates in a row.
             UserError: the checkpoint resumed from lies beyond the end of the run; nothing was changed.
         """
-        if self.progress.step > data.num_updates:
-            rule = f"the checkpoint {self.resumed_from} is at step {self.progress.step} already, beyond this run's end"
-            raise UserError(
-                Problem("Engine.max_steps", data.num_updates, rule, "raise it, or name an earlier step_N folder")
-            )
-        prepare_output_dir(self)
-        stop = StopRequests(self.context, self.output_dir, self.config.Engine.save_load.stop_after_s)
+        data = data.continued(self.progress)
+        with prepared_output_dir(self):
+            stop = StopRequests(self.context, self.output_dir, self.config.Engine.save_load.stop_after_s)
+            return self._ending(self._fit(data, stop))
+
+    def _fit(self, data: RunData, stop: StopRequests) -> str | None:
+        """`fit` in a prepared folder; why the run stopped before the end, None if it did not."""
         with stop.listening():
             try:
                 reason = self._run(data, stop)
@@ -116,7 +118,7 @@ class Engine:
             except BaseException:
                 self.checkpoints.wait(FAILURE_GRACE_S)
                 raise
-        return self._ending(reason)
+        return reason
 
     def _run(self, data: RunData, stop: StopRequests) -> str | None:
         """The loop; why it stopped before the end, None if it did not."""

@@ -68,7 +68,7 @@ def guarded(loaded: Loaded, work: Callable[[Config], int]) -> int:
 
 def log_folder(output_dir: str) -> Path:
     """Where records go: the launcher's log folder, or the run's own."""
-    return Path(os.environ.get("PADDLE_LOG_DIR") or output_dir)
+    return Path(os.environ.get("PADDLE_LOG_DIR") or os.path.expanduser(output_dir))
 
 
 def record(error: BaseException, folder: Path, rank: int, step: int) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, how it is put back, and the ledger that says so."""
+"""What a checkpoint of a run holds, and how it is put back."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import paddle
 import yaml
 
 import ppfleetx
-from ppfleetx.checkpoint.compare import differences
-from ppfleetx.checkpoint.inspect import layout_name, written_by
-from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
-from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint
+from ppfleetx.checkpoint.manifest import setting
+from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint, rank_file
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.snapshot import TrainingState, dtype_of, memory_of
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.distributed import seed_streams
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.data import RunData
+from ppfleetx.engine.ledger import ledger, wanted_shapes
 from ppfleetx.engine.progress import Progress
-from ppfleetx.models.registry import parameters
 from ppfleetx.optim.optimizer import MASTER, initial_slot, load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:
@@ -35,11 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: samples that the ledger's hash tells of
-NEXT_SAMPLES = 32
-
-#: keys that may change on purpose (a longer context), and without which the weights are not the model that was saved
-ARITHMETIC = ("Model.rope_theta", "Model.rope_scaling", "Model.rms_norm_eps")
+_HEADS = "Model.num_attention_heads"
 
 logger = logging.getLogger("ppfleetx")
 
@@ -54,7 +48,7 @@ def capture(engine: Engine, data: RunData) -> TrainingState:
         run={
             "layout": dict(engine.context.topology.degrees),
             "config": yaml.safe_load(engine.config.to_yaml()),
-            "next_samples": _next_samples(engine.progress, data),
+            "next_samples": data.next_samples(engine.progress.consumed_samples),
             "versions": {
                 "ppfleetx": ppfleetx.__version__,
                 "paddle": paddle.__version__,
@@ -81,31 +75,72 @@ def read(engine: Engine, data: RunData, path: Path, weights_only: bool = False) 
     if not (starts_anew or weights_only or saved.manifest.progress):
         rule, fix = "it holds weights only, so no run can go on from it", "-o Engine.save_load.weights_only=true"
         raise UserError(Problem(KEY, str(path), rule, fix))
-    slots = frozenset() if starts_anew or weights_only else _restorable(engine.config, saved)
+    slots = frozenset() if starts_anew or weights_only else _checked(saved, lambda: _restorable(engine.config, saved))
     optimizer = _checked(saved, lambda: read_optimizer(engine.config, engine.trainable.pieces(), saved, slots))
+    position = None if starts_anew or not saved.manifest.progress else _checked(saved, lambda: _position(engine, saved))
 
     def put() -> None:
         _checked(saved, lambda: read_weights(engine.trainable.pieces(), saved))
         engine.trainable.after_load()
         load_optimizer_state(engine.optimizer, engine.trainable.named, optimizer)
-        if not starts_anew and saved.manifest.progress:
-            _put_progress(engine, saved)
-        logger.info("%s", ledger(engine, saved, data, slots))
+        if position is not None:
+            _checked(saved, lambda: _go_to(engine, position))
+        streams = "as for a new run" if position is None else position.said
+        logger.info("%s", ledger(engine, saved, data, slots, streams))
 
     return put
 
 
-def _put_progress(engine: Engine, saved: Checkpoint) -> None:
+class _Position(NamedTuple):
+    """Where a run stands, tensors apart.
+
+    Attributes:
+        progress: counters.
+        scaler: its state; {} without one.
+        streams: random streams of this rank; None: they are seeded anew.
+        said: what becomes of the streams, for people.
+    """
+
+    progress: Progress
+    scaler: dict[str, Any]
+    streams: dict[str, Any] | None
+    said: str
+
+
+def _position(engine: Engine, saved: Checkpoint) -> _Position:
+    """What the checkpoint says of progress and random streams; Damaged if it makes no sense."""
+    counters = dict(saved.manifest.progress)
+    scaler = counters.pop("scaler", {})
+    known = {field.name for field in fields(Progress)}
+    if counters.keys() != known or not all(type(n) is int and 0 <= n < 2**62 for n in counters.values()):
+        raise Damaged(f"its progress is {counters}")
+    if not isinstance(scaler, dict) or (scaler and "scale" not in scaler):
+        raise Damaged(f"its scaler is {scaler}")
+    progress = Progress(**counters)
+    if not _same_places(engine, saved):
+        return _Position(progress, scaler, None, "seeded anew: the layout is another one")
+    streams = saved.streams(engine.context.topology.device_rank)
+    there, here = streams.get("device"), engine.context.device.partition(":")[0]
+    if there is None:
+        raise Damaged(f"{rank_file(engine.context.topology.device_rank)} holds no random streams")
+    if there != here:  # a generator's state fits its own kind
+        return _Position(progress, scaler, None, f"seeded anew: the device is another one, {there} → {here}")
+    return _Position(progress, scaler, streams, "to the bit")
+
+
+def _go_to(engine: Engine, position: _Position) -> None:
     """Counters, scaler and random streams."""
-    progress = dict(saved.manifest.progress)
-    engine.train_step.precision.load_state_dict(progress.pop("scaler"))
-    engine.progress = Progress(**progress)
+    engine.train_step.precision.load_state_dict(position.scaler)
+    engine.progress = position.progress
     topology, seed = engine.context.topology, engine.config.Global.seed
-    if _same_layout(engine, saved):
-        engine.tracker.load_state_dict(saved.streams(topology.device_rank))
-    else:
+    if position.streams is None:
         seed_streams(topology, _seed_after(seed, engine.progress.consumed_samples))
         engine.tracker.set_init_seed(seed)
+        return
+    try:
+        engine.tracker.load_state_dict(position.streams)
+    except ValueError as error:
+        raise Damaged(f"{rank_file(topology.device_rank)}: {error}") from None
 
 
 def read_optimizer(
@@ -157,56 +192,20 @@ def _tensor(memory: np.ndarray, shape: Sequence[int], like: paddle.Tensor) -> pa
     return tensor
 
 
-def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str]) -> str:
-    """The table of what was restored and from where, what was not, and what changed in the config since."""
-    progress, run = engine.progress, saved.manifest.run
-    now = yaml.safe_load(engine.config.to_yaml())
-    before = run.get("config") or {}  # of another program's weights only the section Model
-    files = len({entry.file for entry in saved.manifest.entries})
-    there, here = written_by(saved.manifest), layout_name(now, engine.context.topology.degrees)
-    anew = engine.config.Engine.save_load.weights_only
-    rows = {
-        "step": progress.step,
-        "consumed samples": progress.consumed_samples,
-        "next samples": _samples_line(_next_samples(progress, data), run.get("next_samples"), anew),
-        "weights": _weights_line(engine.config, saved),
-        "optimizer": "not restored" if anew else _optimizer_line(engine.config, saved, slots),
-        "shards": f"{files} file{'s' if files > 1 else ''}, layout {there} → {here}",
-        "random streams": _streams_line(engine, saved, anew),
-    }
-    lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
-    lines += [f"  {name:<18} {value}" for name, value in rows.items()]
-    for key, (old, new) in sorted(differences(before, {section: now.get(section) for section in before}).items()):
-        if not key.startswith(("_derived", KEY)):
-            note = ": the same weights compute something else" if key.startswith(ARITHMETIC) else ""
-            lines.append(f"  config changed     {key}: {old!r} → {new!r}{note}")
-    return "\n".join(lines)
-
-
 def _open(config: Config, path: Path) -> Checkpoint:
-    """The checkpoint at `path`; UserError if it is one of another model, naming the first parameter and both shapes."""
+    """The checkpoint at `path`; UserError if it is one of another model, naming the first parameter and both shapes, or the
+    number of heads, which no shape tells."""
     try:
         saved = Checkpoint(path)
     except Damaged as error:
         raise UserError(Problem(KEY, str(path), str(error))) from None
-    if (difference := _difference(saved.shapes(), _wanted(config), config.Engine.save_load.strict)) is not None:
+    if (difference := _difference(saved.shapes(), wanted_shapes(config), config.Engine.save_load.strict)) is not None:
         raise UserError(Problem(KEY, str(path), difference))
-    heads, now = _model_of(saved).get("num_attention_heads"), config.Model.num_attention_heads
+    heads, now = setting(saved.manifest.run.get("config"), _HEADS), config.Model.num_attention_heads
     if heads not in (None, now):  # no shape tells of it
         rule = f"in {path} it is {heads}, and its matrices cut into other heads are another model"
-        raise UserError(Problem("Model.num_attention_heads", now, rule, f"Model.num_attention_heads={heads}"))
+        raise UserError(Problem(_HEADS, now, rule, f"{_HEADS}={heads}"))
     return saved
-
-
-def _model_of(saved: Checkpoint) -> Mapping[str, Any]:
-    """The section Model of what wrote a checkpoint, resolved; empty if it is not told."""
-    return (saved.manifest.run.get("config") or {}).get("Model") or {}
-
-
-def _wanted(config: Config) -> dict[str, tuple[int, ...]]:
-    """The tensors that a checkpoint of this model holds: name to shape."""
-    specs = [spec for spec in parameters(config).values() if spec.tied_to is None]
-    return {name: shape for spec in specs for name, shape in stored_shapes(spec).items()}
 
 
 def _difference(
@@ -236,58 +235,26 @@ def _checked(saved: Checkpoint, work: Callable[[], T]) -> T:
 
 
 def _restorable(config: Config, saved: Checkpoint) -> frozenset[str]:
-    """The slots of this run's optimizer, if the checkpoint has all of them; none otherwise: it starts anew."""
+    """The slots of this run's optimizer, if the checkpoint has all of them; none otherwise: it starts anew.
+
+    Raises:
+        Damaged: some parameters have them, and others have not.
+    """
     needed = slots_of(config.Optimizer.name)
-    return needed if needed <= saved.all_slots() else frozenset()
+    if not needed <= saved.all_slots():
+        return frozenset()
+    for name in saved.shapes():
+        if lacks := sorted(needed - saved.slots_of(name)):
+            raise Damaged(f"it has no {lacks[0]} of {name}, which others have")
+    return needed
 
 
-def _weights_line(config: Config, saved: Checkpoint) -> str:
-    """How many tensors were restored; with strict off, which ones were not."""
-    found, wanted = saved.shapes().keys(), _wanted(config).keys()
-    line = f"{len(found & wanted)} tensors"
-    if missing := sorted(wanted - found):
-        line += f"; {len(missing)} as initialised, {missing[0]} first"
-    if extra := sorted(found - wanted):
-        line += f"; {len(extra)} not used, {extra[0]} first"
-    return line
-
-
-def _optimizer_line(config: Config, saved: Checkpoint, restored: Set[str]) -> str:
-    """What was restored of the optimizer."""
-    needed = slots_of(config.Optimizer.name)
-    if not needed:
-        return f"nothing to restore: {config.Optimizer.name} keeps nothing"
-    if lacks := sorted(needed - saved.all_slots()):
-        return f"not restored: {config.Optimizer.name} starts anew, the checkpoint lacks {', '.join(lacks)}"
-    if not restored:
-        return "not restored: only weights were wanted"
-    return f"{len({entry.key for entry in saved.manifest.entries if entry.slot in restored})} tensors"
-
-
-def _streams_line(engine: Engine, saved: Checkpoint, anew: bool) -> str:
-    """What became of the random streams."""
-    if anew or not saved.manifest.progress:
-        return "as for a new run"
-    return "to the bit" if _same_layout(engine, saved) else "seeded anew: the layout is another one"
-
-
-def _samples_line(now: str, before: str | None, anew: bool) -> str:
-    """The hash of the next samples, and whether it is the one that was saved."""
-    if anew or before is None:
-        return now
-    return f"{now}, as saved" if now == before else f"{now}, saved {before}: the data or their order changed"
-
-
-def _next_samples(progress: Progress, data: RunData) -> str:
-    """A hash of which samples of the corpus come next: epoch and place of the following few."""
-    first = progress.consumed_samples
-    places = [data.train.place_of(index) for index in range(first, first + NEXT_SAMPLES)]
-    return hashlib.sha256(repr(places).encode()).hexdigest()[:12]
-
-
-def _same_layout(engine: Engine, saved: Checkpoint) -> bool:
-    """Random streams are restored only where the degrees of all axes are the same."""
-    return saved.manifest.run["layout"] == engine.context.topology.degrees
+def _same_places(engine: Engine, saved: Checkpoint) -> bool:
+    """Whether every rank has the place in the layout that it had: only then are random streams the right ones for it."""
+    run, topology = saved.manifest.run, engine.context.topology
+    order = setting(run.get("config"), "Distributed.order") or ()
+    cut = [axis for axis in topology.order if topology.degrees[axis] > 1]
+    return run.get("layout") == topology.degrees and [axis for axis in order if axis in cut] == cut
 
 
 def _seed_after(seed: int, consumed_samples: int) -> int:

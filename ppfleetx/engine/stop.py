@@ -7,6 +7,7 @@ What asks for it: SIGTERM (from the launcher, which kills 30 s later, or a batch
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 import time
@@ -20,6 +21,8 @@ from ppfleetx.distributed import ParallelContext
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 #: seconds between looks for the file, which may be on a slow network disk
 _LOOK_S = 0.5
+
+logger = logging.getLogger("ppfleetx")
 
 
 class StopRequests:
@@ -44,7 +47,15 @@ class StopRequests:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Signals are heard inside (in the main thread; elsewhere Python allows no handlers)."""
+        """Signals are heard inside (in the main thread; elsewhere Python allows no handlers). A file that comes too late, when
+        the run ends anyway, is removed at the end."""
+        with self._handlers():
+            yield
+        if self._context.is_main and self._take_file():
+            logger.info("%s came too late: the run was at its end", self._file)
+
+    @contextlib.contextmanager
+    def _handlers(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -78,10 +89,24 @@ class StopRequests:
             return "Engine.save_load.stop_after_s is over"
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            if self._file.exists():
-                self._file.unlink(missing_ok=True)
+            if self._take_file():
                 return f"{self._file} was there"
         return self._asked.read()
+
+    def _take_file(self) -> bool:
+        """Whether the file is there; it is removed."""
+        try:
+            if not self._file.exists():
+                return False
+        except OSError:  # the disk has its troubles; the next look may tell
+            return False
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be removed, so it will stop the next start as well: %s", self._file, error.strerror
+            )
+        return True
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
