@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: how long a rank looks for what rank 0 wrote: network disks remember for a while that a file is not there
 VISIBLE_S = 60.0
+#: how long the processes of a run that was killed may take to be gone, before another one is refused
+ENDING_S = 10.0
 
 KEY = "Engine.save_load.output_dir"
 
@@ -50,10 +52,10 @@ def _take(engine: Engine, held: contextlib.ExitStack) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = held.enter_context(open(folder / ".lock", "a+"))  # noqa: SIM115
-        if not _locked(lock):
+        if not poll(lambda: _locked(lock), ENDING_S):
             lock.seek(0)
-            rule, fix = f"another run writes there ({lock.read()})", "give every run its own, or wait for the end"
-            raise UserError(Problem(KEY, str(folder), rule, fix))
+            fix = f"give every run its own, or end that one; if its node is gone for good, delete {folder / '.lock'}"
+            raise UserError(Problem(KEY, str(folder), f"another run writes there ({lock.read()})", fix))
         _settle(engine)
     except OSError as error:
         rule = f"the folder cannot be written: {error}"

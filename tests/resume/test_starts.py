@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from ppfleetx.checkpoint.files import sum_file
 from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.distributed import Topology
+from ppfleetx.engine import output_dir
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.resume import _same_places
 from tests.training import REPO, Outcome, train, train_on
@@ -153,8 +155,9 @@ class TestStopFile:
 
 
 class TestOutputDir:
-    def test_two_runs_in_one_folder(self, copy, capsys):
+    def test_two_runs_in_one_folder(self, copy, capsys, monkeypatch):
         """The second is refused and changes nothing; once the first has ended it may run."""
+        monkeypatch.setattr(output_dir, "ENDING_S", 0.1)
         with open(copy / ".lock", "w") as lock:
             lock.write("process 7 on node3")
             lock.flush()
@@ -164,6 +167,13 @@ class TestOutputDir:
             assert len(names(copy)) == 3 and not (copy / "previous-1").exists()
         assert train(copy, *SMALL, "Engine.max_steps=4", AUTO).code == 0
         assert f"process {os.getpid()} on" in (copy / ".lock").read_text()
+
+    def test_one_that_is_about_to_be_free_is_waited_for(self, copy):
+        """A launcher starts anew while what it killed is still ending."""
+        lock = open(copy / ".lock", "w")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(3, lock.close).start()
+        assert train(copy, *SMALL, "Engine.max_steps=4", AUTO).code == 0
 
     def test_one_that_is_a_file_is_a_users_mistake_under_the_launcher_too(self, tmp_path):
         (tmp_path / "file").write_text("x")
