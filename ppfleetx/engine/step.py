@@ -12,6 +12,7 @@ import paddle
 from paddle import nn
 
 from ppfleetx.config import Config
+from ppfleetx.config.schema import SplitConfig
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
 from ppfleetx.distributed.collectives import all_reduce_sum_
@@ -71,7 +72,10 @@ class TrainStep:
         if not trainable.casts_model:
             self.precision.decorate(model, optimizer)
         self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
-        self.pipeline = make_pipeline(config, context)
+        assert config.Data.Train is not None
+        self.pipeline = make_pipeline(config, context, config.Data.Train)
+        # sequences of evaluation may be of another length
+        self.evaluation_pipeline = make_pipeline(config, context, config.Data.Eval or config.Data.Train)
 
     def run(self, batch: Batch, learning_rate: float, fault: Fault) -> StepResult:
         """One update from this rank's part of the global batch; every rank must call it.
@@ -109,7 +113,7 @@ class TrainStep:
         """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
         batch = self._own_part(batch)
         micro_batches = self._micro_batches(batch)
-        losses = self.pipeline.evaluate(
+        losses = self.evaluation_pipeline.evaluate(
             len(micro_batches), lambda i, x, chunk: self._compute(micro_batches[i], x, chunk)
         )
         total = sum((float(loss.item()) for loss in losses), 0.0)
@@ -175,10 +179,10 @@ class TrainStep:
         return [tuple(paddle.to_tensor(array[at : at + self.micro_batch_size]) for array in arrays) for at in starts]
 
 
-def make_pipeline(config: Config, context: ParallelContext) -> Pipeline:
-    """This rank's stage; between stages go activations [s, b, h], s cut by sep and by sequence parallel."""
-    assert config.Data.Train is not None
-    length = config.Data.Train.dataset.max_seq_len // context.topology.sep_info.size
+def make_pipeline(config: Config, context: ParallelContext, data: SplitConfig) -> Pipeline:
+    """This rank's stage for sequences of `data`; between stages go activations [s, b, h], s cut by sep and by sequence
+    parallel."""
+    length = data.dataset.max_seq_len // context.topology.sep_info.size
     if config.Model.sequence_parallel:
         length //= context.topology.mp_info.size
     shape = [length, config.Global.micro_batch_size, config.Model.hidden_size]
