@@ -19,18 +19,18 @@ from ppfleetx.models.registry import summary
 def evaluate(config: Config) -> int:
     """Restores a checkpoint and evaluates it."""
     from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
-    from ppfleetx.engine import Engine, make_model, make_trainable, open_data
+    from ppfleetx.engine import Engine, make_model, make_trainable, open_data_alike, settings
     from ppfleetx.optim import build_optimizer
 
     topology = command.topology_of(config)
-    with ParallelContext.create(topology, config.Global.device) as context:
+    with ParallelContext.create(topology, config.Global.device, settings=settings(config)) as context:
         seed_streams(topology, config.Global.seed)
         tracker = get_rng_state_tracker()
         model = make_model(config, context, tracker)
         trainable = make_trainable(config, context, model)
         optimizer = build_optimizer(config, trainable.named)
         engine = Engine(config, context, tracker, model, trainable, optimizer)
-        data = context.together(lambda: open_data(config, topology))
+        data = open_data_alike(config, topology, context)
         engine.restore(data, weights_only=True)
         engine.report_evaluation(data)
     return 0

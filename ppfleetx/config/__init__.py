@@ -1,7 +1,8 @@
 """One YAML file (and its bases, overlays and overrides) → one frozen, checked, typed configuration."""
 
-from ppfleetx.config.api import Config, Loaded, load_config, nodes_of_launch, world_size_of_launch
+from ppfleetx.config.api import Config, Loaded, load_config
 from ppfleetx.config.errors import EXIT_USER_ERROR, Problem, UserError
+from ppfleetx.config.launch import check_launch, nodes_of_launch, rank_of_launch, world_size_of_launch
 
 __all__ = [
     "EXIT_USER_ERROR",
@@ -9,7 +10,9 @@ __all__ = [
     "Loaded",
     "Problem",
     "UserError",
+    "check_launch",
     "load_config",
     "nodes_of_launch",
+    "rank_of_launch",
     "world_size_of_launch",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,17 +93,3 @@ def load_config(
     values: dict[str, Any] = {name: getattr(deriver.sections, name) for name in Sections.__dataclass_fields__}
     warnings = (*deriver.warnings, *warn(deriver.sections, derived))
     return Loaded(Config(**values, derived=derived), warnings, origins, deriver.reasons)
-
-
-def world_size_of_launch(environ: Mapping[str, str] = os.environ) -> int:
-    """The number of processes that `paddle.distributed.launch` started (1 without it)."""
-    return int(environ.get("PADDLE_TRAINERS_NUM", "1"))
-
-
-def nodes_of_launch(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The number of machines that the launcher started processes on (1 without it); None if not as many on each.
-
-    PADDLE_NNODES and PADDLE_LOCAL_SIZE are set by the launcher of Paddle 3.3.1.
-    """
-    nodes, world = int(environ.get("PADDLE_NNODES", "1")), world_size_of_launch(environ)
-    return nodes if int(environ.get("PADDLE_LOCAL_SIZE", world // nodes)) * nodes == world else None

@@ -1,11 +1,12 @@
-"""What ranks tell each other over the store: an error that one of them sees, the end of a long job, a notice, the farewell."""
+"""What ranks tell each other over the store: errors, differences, the end of a long job, a notice, the farewell."""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from ppfleetx.config.errors import Problem, UserError
 from ppfleetx.distributed.store import JobStore
@@ -14,6 +15,8 @@ T = TypeVar("T")
 
 #: how long a rank waits for the others where all should come at about the same time, and at the end of the run
 MEETING_TIMEOUT_S = 1800.0
+#: differences between ranks that are told at once
+_SHOWN = 8
 
 
 class Meetings:
@@ -79,6 +82,24 @@ class Meetings:
             raise
         store.put(key, json.dumps({"problem": "", "failure": "", "result": result}))
         return result
+
+    def same(self, values: Mapping[str, Any], timeout_s: float = MEETING_TIMEOUT_S) -> None:
+        """Return on all ranks if all hold rank 0's values (JSON, by name); else raise one UserError on all, which names what
+        the lowest rank that differs holds. Every rank calls it."""
+        own: dict[str, Any] = json.loads(json.dumps(values))  # a tuple that travelled is a list
+        right: dict[str, Any] = self.rank0_first("comparing with rank 0", lambda: own)
+        rank, host = self._store.rank, socket.gethostname()
+        problems = [
+            Problem(
+                name,
+                own.get(name),
+                f"rank {rank} (on {host}) has this, rank 0 has {right.get(name)!r}, and all must have the same",
+                "start every node with the same configuration, code and data",
+            )
+            for name in sorted(own.keys() | right.keys())
+            if own.get(name) != right.get(name)
+        ]
+        self.agree(UserError(*problems[:_SHOWN]) if problems else None, timeout_s)
 
     def farewell(self, timeout_s: float = MEETING_TIMEOUT_S) -> None:
         """Say that this rank needs nobody any more; rank 0, who serves the store, stays until all have said so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,7 +52,13 @@ class ParallelContext:
         self._meetings = meetings
 
     @classmethod
-    def create(cls, topology: Topology, device: str = "cpu", timeout_s: float = START_TIMEOUT_S) -> ParallelContext:
+    def create(
+        cls,
+        topology: Topology,
+        device: str = "cpu",
+        timeout_s: float = START_TIMEOUT_S,
+        settings: Mapping[str, Any] | None = None,
+    ) -> ParallelContext:
         """Meet the other processes and set up the groups; every rank calls it with its own topology.
 
         May be called again in one process with another layout, on all ranks alike.
@@ -61,9 +67,10 @@ class ParallelContext:
             topology: its rank and world size must be the launcher's.
             device: the kind that `Global.device` names.
             timeout_s: how long to wait for the other processes.
+            settings: what must be the same on all ranks, JSON values by name; compared before any group is made.
 
         Raises:
-            UserError: a device or Paddle version that cannot be used, or the job's port is taken.
+            UserError: settings differ; a device or Paddle version that cannot be used, or the job's port is taken.
             RuntimeError: a rank did not come in time, or Fleet's groups are not the topology's (our bug).
         """
         check_device(device)
@@ -75,6 +82,7 @@ class ParallelContext:
             raise RuntimeError(f"the launcher says rank {launched[0]} of {launched[1]}, but the topology is {topology}")
         _die_quietly_on_sigterm()
         meetings = _meet(topology, device, timeout_s)
+        meetings.same(settings or {})
         hybrid = _init_fleet(topology)
         _compare(topology, hybrid)
         groups = {axis: _fleet_group(hybrid, axis) for axis in AXES if topology.degrees[axis] > 1}
@@ -127,6 +135,12 @@ class ParallelContext:
             problem = error
         self.agree(problem)
         return results[0]
+
+    def same(self, values: Mapping[str, Any]) -> None:
+        """Return on all ranks if all hold the same values (JSON, by name); else raise a UserError that names them, on all.
+        Every rank calls it."""
+        if self._meetings is not None:
+            self._meetings.same(values)
 
     def rank0_first(self, name: str, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 while the others wait for its end, however long it takes; all get its result (JSON).

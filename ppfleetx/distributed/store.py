@@ -26,6 +26,7 @@ import paddle
 from paddle.base import core
 
 from ppfleetx.config.errors import Problem, UserError
+from ppfleetx.config.launch import master_address
 
 #: how long a process waits for the others to start
 START_TIMEOUT_S = 300.0
@@ -97,16 +98,6 @@ def poll(done: Callable[[], bool], timeout_s: float | None) -> bool:
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
     return True
-
-
-def master_address() -> tuple[str, int]:
-    """Host and port of the job's store, from the launcher's environment, in the order in which Paddle looks."""
-    environment = os.environ
-    if environment.get("MASTER_ADDR") and environment.get("MASTER_PORT"):
-        return environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-    address = environment.get("PADDLE_MASTER") or environment["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-    host, _, port = address.rpartition(":")
-    return host, int(port)
 
 
 def open_job_store(rank: int, world_size: int, device: str, timeout_s: float = START_TIMEOUT_S) -> JobStore:

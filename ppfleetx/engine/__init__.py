@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppfleetx.engine.alike import open_data_alike, settings
     from ppfleetx.engine.data import RunData, open_data
     from ppfleetx.engine.engine import Engine
     from ppfleetx.engine.step import edges_of, make_model, make_trainable, stage_of
@@ -17,10 +18,22 @@ _MODULE_OF = {
     "make_model": "step",
     "make_trainable": "step",
     "open_data": "data",
+    "open_data_alike": "alike",
+    "settings": "alike",
     "stage_of": "step",
 }
 
-__all__ = ["Engine", "RunData", "edges_of", "make_model", "make_trainable", "open_data", "stage_of"]
+__all__ = [
+    "Engine",
+    "RunData",
+    "edges_of",
+    "make_model",
+    "make_trainable",
+    "open_data",
+    "open_data_alike",
+    "settings",
+    "stage_of",
+]
 
 
 def __getattr__(name: str) -> Any:

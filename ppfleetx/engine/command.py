@@ -19,8 +19,10 @@ from ppfleetx.config import (
     Loaded,
     Problem,
     UserError,
+    check_launch,
     load_config,
     nodes_of_launch,
+    rank_of_launch,
     world_size_of_launch,
 )
 from ppfleetx.config.explain import explain
@@ -65,6 +67,8 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
         if arguments.explain:
             print(explain(loaded, arguments.explain))
             return 0
+        if not arguments.dry_run:
+            check_launch()
     except UserError as error:
         return report(error)
     if arguments.dry_run:
@@ -123,18 +127,13 @@ def topology_of(config: Config) -> Topology:
     )
 
 
-def rank_of_launch() -> int:
-    """The global rank of this process (0 without a launcher)."""
-    return int(os.environ.get("PADDLE_TRAINER_ID", "0"))
-
-
 def report(error: UserError) -> int:
     """Prints a user's mistake to standard error and gives the exit code.
 
     All ranks see the same mistake as a rule, and rank 0 prints it. The launcher ends the others, and loses what they have
     not said, as soon as one process exits: so the others wait for that, and speak only if nothing happens.
     """
-    if rank_of_launch() != 0:
+    if os.environ.get("PADDLE_TRAINER_ID", "0") != "0":  # the mistake may be that it is no number
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Paddle's own handler prints a C++ stack
         time.sleep(_REPORT_GRACE_S)
     count = len(error.problems)

@@ -16,8 +16,8 @@ from typing import Any
 import paddle
 
 from ppfleetx.checkpoint.files import write_json
-from ppfleetx.config import Config, Loaded, Problem, UserError
-from ppfleetx.engine.command import rank_of_launch, report
+from ppfleetx.config import Config, Loaded, Problem, UserError, rank_of_launch
+from ppfleetx.engine.command import report
 from ppfleetx.metrics.console import setup_logging
 
 logger = logging.getLogger("ppfleetx")

@@ -137,20 +137,39 @@ def test_c15_stage_3_with_mp_and_stage_2_with_pp_are_accepted():
         load_config([str(REPO / TINY)], parse_layout(layout).overrides, 4)
 
 
-def test_a_fault_that_one_rank_sees_ends_all_with_2(tmp_path):
-    """Rank 1 alone cannot see the data: a folder that exists on one node only."""
-    script = tmp_path / "rank.py"
+def launch_with(folder, rank1, *overrides):
+    """Two processes, of which rank 1 has further overrides, as a node with another file has."""
+    script = folder / "rank.py"
     script.write_text(
         "import os, sys\n"
         "from tools.train import main\n"
         "arguments = sys.argv[1:]\n"
         "if os.environ['PADDLE_TRAINER_ID'] == '1':\n"
-        "    arguments.append('Data.Train.dataset.input_dir=only/on/rank/0')\n"
+        f"    arguments += {list(rank1)!r}\n"
         "raise SystemExit(main(arguments))\n"
     )
-    result = launch([script, *arguments(tmp_path / "out", "Engine.max_steps=1")], 2, cwd=REPO, timeout=60)
-    assert result.returncode == 2 and result.orphans == 0
-    assert "only/on/rank/0" in result.logs[0] and "Traceback" not in "".join(result.logs)
+    result = launch([script, *arguments(folder / "out", "Engine.max_steps=1", *overrides)], 2, cwd=REPO, timeout=60)
+    assert result.returncode == 2 and result.orphans == 0, result.logs
+    assert "Traceback" not in "".join(result.logs)
+    return result.logs[0]
+
+
+def test_a_fault_that_one_rank_sees_ends_all_with_2(tmp_path):
+    """Rank 1 alone cannot see the data: a folder that exists on one node only."""
+    assert "only/on/rank/0" in launch_with(tmp_path, ["Data.Train.dataset.input_dir=only/on/rank/0"])
+
+
+def test_a_node_with_another_layout_and_rate_is_refused(tmp_path):
+    """Before any group is made, which would never come together."""
+    text = launch_with(tmp_path, ["Distributed.mp_degree=2", "Optimizer.lr.max_lr=2.0e-3"])
+    assert "Distributed.mp_degree = 2" in text and "rank 0 has 1," in text
+    assert "Optimizer.lr.max_lr = 0.002" in text and "rank 0 has 0.001," in text
+
+
+def test_a_node_with_other_data_is_refused(tmp_path):
+    other = corpus(tmp_path / "other", [[*range(1, 100), 0]] * 30)
+    text = launch_with(tmp_path, [f"Data.Train.dataset.input_dir={other}"])
+    assert "hash of the corpus of Data.Train.dataset.input_dir" in text and "Data.Eval" not in text.split("rule:")[0]
 
 
 def test_c33_read_only_data_folder_works(tmp_path):

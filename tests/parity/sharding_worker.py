@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ppfleetx.config import load_config, world_size_of_launch
+from ppfleetx.config import load_config, rank_of_launch, world_size_of_launch
 from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
 from ppfleetx.engine import command, open_data
 from ppfleetx.engine.debug import Fault
@@ -130,7 +130,7 @@ def assemble(pieces: Sequence[tuple[str, Any, Any, bool, np.ndarray]]) -> dict[s
 
 def main() -> None:
     """The runs of the command line."""
-    runs, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), command.rank_of_launch()
+    runs, folder, rank = json.loads(sys.argv[1]), Path(sys.argv[2]), rank_of_launch()
     for name, overrides in runs.items():
         seen = run(overrides)
         pieces = seen.pop("pieces")

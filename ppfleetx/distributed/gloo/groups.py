@@ -16,7 +16,8 @@ import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
-from ppfleetx.distributed.store import START_TIMEOUT_S, JobStore, master_address, serve_store, tcp_store
+from ppfleetx.config.launch import master_address
+from ppfleetx.distributed.store import START_TIMEOUT_S, JobStore, serve_store, tcp_store
 
 _original_new_group = collective.new_group
 _original_process_group = collective._new_process_group_impl

@@ -110,6 +110,20 @@ def test_all_ranks_raise_the_lowest_ranks_problem(stores):
     assert [str(error) for error in errors] == [text] * 3
 
 
+def test_values_that_differ_are_told_on_all_ranks(stores):
+    """Rank 1 is the lowest that differs: in a value and in one that it alone has; a tuple is the list that travelled."""
+
+    def work(store):
+        own = [{"a": [1, 2], "b": 1}, {"a": (1, 2), "b": 2, "c": None, "d": 0}, {"a": [1, 2], "b": 3}][store.rank]
+        meetings = Meetings(store)
+        meetings.same({"equal": 1.5}, 10)
+        meetings.same(own, 10)
+
+    errors = on_all(stores, work)
+    assert all([(one.key, repr(one.value)) for one in error.problems] == [("b", "2"), ("d", "0")] for error in errors)
+    assert all("rank 1 (on " in str(error) and "rank 0 has 1," in str(error) for error in errors)
+
+
 def test_agree_gives_up_in_time(stores):
     with pytest.raises(RuntimeError, match="rank 1 to agree"):
         Meetings(stores[0]).agree(None, 0.2)
