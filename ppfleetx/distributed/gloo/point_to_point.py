@@ -73,6 +73,14 @@ class _Arrival(Done):
         return self._received.done() and self.wait()
 
 
+def lane_id(group_id: int, source: int, destination: int, world_size: int) -> int:
+    """A number that no other lane of the job has, the same at both ends; Paddle refuses one that is taken.
+
+    The digits are to the base of the job's world size, not of the group's: groups of different sizes must not share one.
+    """
+    return _FIRST_LANE_ID + (group_id * world_size + source) * world_size + destination
+
+
 class _Lane:
     """One direction between two members of a group, seen from one of them; local member 0 sends, 1 receives."""
 
@@ -80,7 +88,7 @@ class _Lane:
         ranks = dist.get_group(group_id).ranks
         self.name = f"from rank {ranks[source]} to rank {ranks[destination]}"
         self._key, self._end = f"lane/{group_id}/{source}-{destination}", end
-        self._id = _FIRST_LANE_ID + (group_id * len(ranks) + source) * len(ranks) + destination
+        self._id = lane_id(group_id, source, destination, dist.get_world_size())
         self._jobs: SimpleQueue[tuple[Callable[[Any], Any], Future[None]]] = SimpleQueue()
         self.last: Future[None] | None = None
         self.failure: RuntimeError | None = None

@@ -32,6 +32,21 @@ def test_a_missing_name_is_named(monkeypatch):
         private.check()
 
 
+def test_no_two_lanes_share_a_number():
+    """Groups of 2, 4 and 8 ranks of a job of 8, such as a pipeline's and sharding's. Counted to the base of a group's own
+    size, 5 → 1 of the eight (5 · 8 + 1) was 0 → 1 of a two with number 10 ((10 · 2 + 0) · 2 + 1)."""
+    from ppfleetx.distributed.gloo.point_to_point import lane_id
+
+    sizes = {0: 8, **dict.fromkeys(range(1, 9), 4), **dict.fromkeys(range(9, 40), 2)}
+    numbers = [
+        lane_id(group_id, source, destination, 8)
+        for group_id, size in sizes.items()
+        for source in range(size)
+        for destination in range(size)
+    ]
+    assert len(set(numbers)) == len(numbers) == 64 + 8 * 16 + 31 * 4 and min(numbers) > 1000
+
+
 def test_what_is_replaced_is_listed_and_a_second_install_changes_nothing():
     """In a process of its own, since the parts stay installed."""
     script = """
