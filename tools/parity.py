@@ -7,6 +7,7 @@ gradient of every parameter. Exit code 1 if any layout parts beyond rounding.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppfleetx.config import UserError, load_config
+from ppfleetx.config import Problem, UserError, load_config
 from ppfleetx.config.layouts import Layout, parse_layout
 from ppfleetx.engine import command
 
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     options.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts there too")
     arguments = options.parse_args(argv)
     try:
+        _check(arguments.steps, arguments.json)
         layouts = [parse_layout(text) for text in arguments.layouts]
         for layout in layouts:  # all mistakes before the first run
             load_config(arguments.config, [*arguments.override, *layout.overrides], layout.world_size)
@@ -38,6 +40,14 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return command.report(error)
     return _compare(arguments, layouts, alone.Optimizer.name)
+
+
+def _check(steps: int, json: Path | None) -> None:
+    """UserError for what would else show after the runs."""
+    if steps < 1:
+        raise UserError(Problem("--steps", steps, "it must be at least 1"))
+    if json is not None and (json.is_dir() or not os.access(json if json.exists() else json.parent, os.W_OK)):
+        raise UserError(Problem("--json", str(json), "no file can be written there"))
 
 
 def _compare(arguments: argparse.Namespace, layouts: list[Layout], optimizer: str) -> int:

@@ -89,12 +89,14 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
 def _load(arguments: argparse.Namespace) -> Loaded:
     launched = world_size_of_launch()
     world_size = launched if arguments.world_size is None else arguments.world_size
-    if world_size < 1 or (world_size != launched and not (arguments.dry_run or arguments.explain)):
+    if world_size < 1:
+        raise UserError(Problem("--world-size", world_size, "a run has at least 1 process"))
+    if world_size != launched and not (arguments.dry_run or arguments.explain):
         raise UserError(
             Problem(
                 "--world-size",
                 world_size,
-                f"this run has {launched} processes",
+                f"this run has {launched} process{'es' if launched > 1 else ''}",
                 "use it with --dry-run or --explain only",
             )
         )

@@ -16,6 +16,7 @@ import pytest
 from ppfleetx.config.layouts import parse_layout
 from tests.launch import launch
 from tests.training import REPO, TINY, arguments, train
+from tools import parity
 from tools.train import main
 
 
@@ -225,6 +226,20 @@ def test_dry_run_needs_no_paddle_and_is_quick(tmp_path, recipe, world_size, para
 def test_world_size_option_is_for_looking_only(capsys):
     assert main(["-c", str(REPO / TINY), "--world-size", "2"]) == 2
     assert "--world-size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (["--steps", "0"], ["--steps = 0", "at least 1"]),
+        (["--json", "/no/such/folder/verdicts.json"], ["--json = '/no/such/folder/verdicts.json'"]),
+        (["-o", "Model.num_attention_heads=3"], ["hidden_size 64", "num_attention_heads 3"]),
+    ],
+)
+def test_parity_refuses_before_the_first_run(capsys, bad, words):
+    assert parity.main(["-c", str(REPO / TINY), "--layouts", "dp2", *bad]) == 2
+    text = capsys.readouterr().err
+    assert all(word in text for word in words) and "running" not in text, text
 
 
 def test_resolved_file_is_saved_and_runs_again(tmp_path):
