@@ -195,7 +195,7 @@ def _load_gpt2(vocab_file: Path, merges_file: Path, given: str) -> Tokenizer:
 def _read_vocab(file: Path) -> dict[str, int]:
     try:
         vocab = json.loads(_read(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _BadTokenizer(f"{file} is no JSON: {error}") from None
     if not isinstance(vocab, dict) or not vocab or any(type(index) is not int or index < 0 for index in vocab.values()):
         raise _BadTokenizer(f"{file} must map tokens to ids, at least one")

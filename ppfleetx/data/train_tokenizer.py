@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ppfleetx.config.errors import Problem, UserError
@@ -21,6 +22,10 @@ MODEL_TYPES = ("unigram", "bpe")
 
 #: lines that training sees at most; a larger corpus is sampled, every line with the same chance
 MAX_LINES = 2_000_000
+#: characters of a line that training sees in one piece: SentencePiece leaves out, unsaid, what has more than 4192 bytes
+_MAX_LINE = 1024
+#: <unk>, <s>, </s>, <pad>
+_CONTROL_TOKENS = 4
 #: the trainer's sums depend on the number of threads, so it is fixed: same input, same model, on every machine
 _NUM_THREADS = 2
 
@@ -50,6 +55,9 @@ def train_sentencepiece(
     Raises:
         UserError: bad input, or a vocabulary too large or too small for the corpus.
     """
+    if vocab_size <= _CONTROL_TOKENS:  # SentencePiece itself tells what is needed, if it comes so far
+        rule = f"256 bytes and {_CONTROL_TOKENS} control tokens alone take {256 + _CONTROL_TOKENS} ids"
+        raise UserError(Problem("--vocab-size", vocab_size, rule))
     lines = _sample(_lines(read_documents(find_files(inputs, suffixes), "line", json_key)), MAX_LINES)
     if not lines:
         raise UserError(Problem("--input", list(inputs), "there must be text to train on"))
@@ -61,6 +69,8 @@ def train_sentencepiece(
         aside.write_bytes(model)
         os.replace(aside, output)
     except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise UserError(Problem("--output", output_prefix, f"the folder must be writable: {error}")) from None
     return output
 
@@ -68,6 +78,12 @@ def train_sentencepiece(
 def _lines(documents: Iterable[str]) -> Iterator[str]:
     for document in documents:
         for line in document.splitlines():
+            while len(line) > _MAX_LINE:
+                # before a space, as pieces begin with theirs
+                end = line.rfind(" ", 1, _MAX_LINE + 1)
+                end = end if end > 0 else _MAX_LINE
+                yield line[:end]
+                line = line[end:]
             if line:
                 yield line
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.data import load_tokenizer, train_sentencepiece
+from ppfleetx.data import load_tokenizer, train_sentencepiece, train_tokenizer
 from ppfleetx.data.tokenizers import fingerprint
 
 #: any text that UTF-8 can write, but for SentencePiece's own mark of a space
@@ -172,12 +172,34 @@ def test_training_is_deterministic(text_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "vocab_size, told", [(100_000, "the text yields at most"), (10, "need at least"), (-1, "cannot train")]
+    "vocab_size, told", [(100_000, "the text yields at most"), (10, "need at least"), (-1, "take 260 ids")]
 )
 def test_vocabulary_that_does_not_fit_the_text(text_folder, tmp_path, vocab_size, told):
     with pytest.raises(UserError, match=told) as caught:
         train_sentencepiece([str(text_folder)], str(tmp_path / "x"), vocab_size)
     assert caught.value.problems[0].key == "--vocab-size"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_lines_are_cut_not_left_out(tmp_path):
+    """SentencePiece leaves out lines of more than 4192 bytes; here that would be all the text."""
+    (tmp_path / "a.txt").write_text("alpha beta " * 800 + "\n" + "語" * 3000)
+    pieces = train_tokenizer._lines(["alpha beta " * 800, "語" * 3000, "short"])
+    lines = list(pieces)
+    assert "".join(lines) == "alpha beta " * 800 + "語" * 3000 + "short"
+    assert max(len(line.encode()) for line in lines) <= 4192
+    assert all(line.startswith(" ") for line in lines[1:9])  # words stay whole
+    model = train_sentencepiece([str(tmp_path / "a.txt")], str(tmp_path / "x"), 272)
+    assert min(load_tokenizer(model).encode_batch([" alpha beta語"])[0]) >= 260  # learned, not spelled in bytes
+
+
+def test_a_full_disk_leaves_no_model(text_folder, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train_tokenizer.os, "replace", full)
+    with pytest.raises(UserError, match="No space left"):
+        train_sentencepiece([str(text_folder)], str(tmp_path / "x"), 300)
     assert list(tmp_path.iterdir()) == []
 
 
