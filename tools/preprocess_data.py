@@ -9,6 +9,7 @@ writes data/corpus.bin, data/corpus.idx and data/corpus_meta.json; training read
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     from tqdm import tqdm
 
     job = parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half written is removed
     try:
         # disable=None: a bar only where standard error is a terminal
         with tqdm(unit=" documents", disable=None) as bar:
@@ -88,6 +90,9 @@ def main(argv: list[str] | None = None) -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"interrupted: nothing is written to {job.output_prefix}", file=sys.stderr)
+        return 128 + signal.SIGINT
     print(summary)
     return 0
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from ppfleetx.config.errors import Problem, UserError
 from ppfleetx.data.documents import DEFAULT_SUFFIXES, find_files, read_documents
 from ppfleetx.data.prefetch import ordered_map
+from ppfleetx.data.token_files import CorpusMeta
 from ppfleetx.data.token_writer import CorpusWriter
 from ppfleetx.data.tokenizers import Tokenizer, fingerprint, load_tokenizer
 
@@ -99,6 +101,26 @@ def preprocess_corpus(job: PreprocessJob, on_documents: Callable[[int], object] 
         raise UserError(Problem("--workers", job.workers, "at least 1 is needed"))
     files = find_files(job.inputs, job.suffixes)
     batches = _batches(read_documents(files, job.split_by, job.json_key))
+    try:
+        meta, num_empty = _write(job, tokenizer, batches, on_documents)
+    except BrokenProcessPool:
+        rule = "a worker was killed before its work was done, perhaps because memory ran out"
+        raise UserError(Problem("--workers", job.workers, rule, "use fewer")) from None
+    if meta is None:
+        raise UserError(Problem("--input", list(job.inputs), f"no text in {len(files)} files"))
+    duration_s = time.perf_counter() - started
+    return PreprocessSummary(
+        job.output_prefix, job.format, len(files), meta.num_documents, meta.num_tokens, num_empty, duration_s
+    )
+
+
+def _write(
+    job: PreprocessJob,
+    tokenizer: Tokenizer,
+    batches: Iterable[list[str]],
+    on_documents: Callable[[int], object] | None,
+) -> tuple[CorpusMeta | None, int]:
+    """Writes the corpus: (its sidecar, empty documents), the sidecar None and nothing written where there is no text."""
     num_empty = 0
     with CorpusWriter(job.output_prefix, job.format, tokenizer.vocab_size, overwrite=job.overwrite) as writer:
         for encoded in _encode_all(batches, tokenizer, job):
@@ -107,12 +129,9 @@ def preprocess_corpus(job: PreprocessJob, on_documents: Callable[[int], object] 
             if on_documents:
                 on_documents(encoded.lengths.size + encoded.num_empty)
         if writer.num_documents == 0:
-            raise UserError(Problem("--input", list(job.inputs), f"no text in {len(files)} files"))
-        meta = writer.finish(tokenizer.eos_id, job.tokenizer, fingerprint(tokenizer))
-    duration_s = time.perf_counter() - started
-    return PreprocessSummary(
-        job.output_prefix, job.format, len(files), meta.num_documents, meta.num_tokens, num_empty, duration_s
-    )
+            writer.abort()
+            return None, num_empty
+        return writer.finish(tokenizer.eos_id, job.tokenizer, fingerprint(tokenizer)), num_empty
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:

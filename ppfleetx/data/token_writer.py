@@ -9,7 +9,8 @@ from __future__ import annotations
 import array
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,8 @@ class CorpusWriter:
         key: option to name in errors.
 
     Raises:
-        UserError: the prefix is taken (in either format) and `overwrite` is False, or its folder cannot be written.
+        UserError: the prefix ends in no name, or is taken (in either format) and `overwrite` is False; here, from `append`
+            or from `finish`: its files cannot be written (the disk is full).
     """
 
     def __init__(
@@ -65,15 +67,17 @@ class CorpusWriter:
         self.num_tokens = 0
         self.max_id = -1
         self._lengths = array.array("i")
+        self._told = (key, str(prefix))
+        if self.prefix.name in ("", "..") or str(prefix).endswith(os.sep):
+            rule = "it must end in a name, to which the endings of the files are added"
+            raise UserError(Problem(key, str(prefix), rule, os.path.join(str(prefix), "corpus")))
         taken = [path for path in _all_paths(self.prefix) if path.exists()]
         if taken and not overwrite:
             rule = f"an existing corpus is kept; found {', '.join(map(str, taken))}"
             raise UserError(Problem(key, str(prefix), rule, "choose another prefix or add --overwrite"))
-        try:
+        with self._writing():
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
             self._data: IO[bytes] = open(_aside(self.format.data_path(self.prefix)), "wb")  # noqa: SIM115 - see abort
-        except OSError as error:
-            raise UserError(Problem(key, str(prefix), f"the folder must be writable: {error}")) from None
         if self.format is FLEETX:
             self._data.write(_npy_header(self.dtype, 0))  # same size as the real one, which is written at the end
 
@@ -98,7 +102,8 @@ class CorpusWriter:
             if low < 0 or high >= self.vocab_size:
                 raise ValueError(f"ids {low}..{high} do not lie in [0, {self.vocab_size})")
             self.max_id = max(self.max_id, high)
-        self._data.write(ids.astype(self.dtype).tobytes())
+        with self._writing():
+            self._data.write(ids.astype(self.dtype).tobytes())
         self._lengths.frombytes(lengths.astype(np.int32).tobytes())
         self.num_tokens += ids.size
 
@@ -120,6 +125,19 @@ class CorpusWriter:
             tokenizer=tokenizer,
             tokenizer_sha256=tokenizer_sha256,
         )
+        with self._writing():
+            self._publish(meta)
+        return meta
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            key, prefix = self._told
+            raise UserError(Problem(key, prefix, f"its files cannot be written: {error}")) from None
+
+    def _publish(self, meta: CorpusMeta) -> None:
         data_path, index_path = self.format.data_path(self.prefix), self.format.index_path(self.prefix)
         meta_path = Path(f"{self.prefix}{META_SUFFIX}")
         if self.format is FLEETX:
@@ -138,11 +156,11 @@ class CorpusWriter:
         for path in (data_path, meta_path, index_path):
             os.replace(_aside(path), path)
         _sync_folder(self.prefix.parent)
-        return meta
 
     def abort(self) -> None:
         """Remove what was written aside; the corpus that was there before, if any, stays."""
-        self._data.close()
+        with suppress(OSError):  # what it still holds does not fit on the disk either
+            self._data.close()
         for path in _all_paths(self.prefix):
             _aside(path).unlink(missing_ok=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +63,18 @@ def test_vocabulary_too_large_for_the_text(tmp_path):
     done = run(tmp_path, "train_tokenizer.py", "--input", "a.txt", "--vocab-size", 5000, "--output", "spm")
     assert_user_error(done, "--vocab-size = 5000", "the text yields at most")
     assert not (tmp_path / "spm.model").exists()
+
+
+def test_a_run_that_is_ended_leaves_nothing(tmp_path):
+    """Ctrl-C and SIGTERM while documents are read (from a pipe that gives none)."""
+    for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        pipe = tmp_path / f"pipe{code}"
+        os.mkfifo(pipe)
+        arguments = ["--input", pipe, "--tokenizer", "bytes", "--output-prefix", "out/c"]
+        command = [sys.executable, str(ROOT / "tools/preprocess_data.py"), *map(str, arguments)]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            with open(pipe, "w"):  # blocks until the tool reads
+                process.send_signal(sent)
+                assert process.wait(30) == code
+            assert "Traceback" not in process.stderr.read()
+        assert list((tmp_path / "out").iterdir()) == []

@@ -51,6 +51,7 @@ def test_json_key_and_compressed_text(tmp_path):
         (b"{}", "it has none"),
         (b'{"text": null}', "must be text, not NoneType"),
         (b'{"text": "\xff"}', "utf-8"),
+        (b"[" * 100_000, "every line must be one JSON object"),
         (b'{"text": "\\ud800"}', "UTF-8 can write"),
     ],
 )
@@ -63,8 +64,8 @@ def test_bad_json_line_is_named_by_file_and_number(tmp_path, line, told):
 
 
 def test_unreadable_files_are_named(tmp_path):
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(UserError, match=r"latin\.txt'\n  rule: text must be UTF-8; byte 0xe9"):
+    (tmp_path / "latin.txt").write_bytes("é\n".encode() * 3 + b"caf\xe9\n")
+    with pytest.raises(UserError, match=r"latin\.txt line 4'\n  rule: text must be UTF-8; byte 0xe9"):
         documents_of(tmp_path / "latin.txt")
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
     with pytest.raises(UserError, match=r"cut\.txt\.gz"):
@@ -78,6 +79,37 @@ def test_files_of_a_folder_are_sorted_and_chosen_by_ending(tmp_path):
     assert find_files([tmp_path]) == [tmp_path / name for name in ("a/x.txt.gz", "a/z.jsonl", "b.txt")]
     assert find_files([tmp_path], [".dat"]) == [tmp_path / "f.dat"]
     assert find_files([tmp_path / "f.dat", tmp_path / "b.txt"]) == [tmp_path / "f.dat", tmp_path / "b.txt"]
+
+
+def test_linked_folders_count_once_and_what_is_left_out_is_told(tmp_path, caplog):
+    (tmp_path / "in/sub").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    for name in ("in/a.txt", "in/sub/b.txt", "out/c.txt", "in/d.txt.xz", "in/e.xz", "in/F.TXT"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "in/linked").symlink_to(tmp_path / "out")
+    (tmp_path / "in/sub/loop").symlink_to(tmp_path / "in")
+    found = find_files([tmp_path / "in"])
+    assert found == [tmp_path / "in" / name for name in ("a.txt", "linked/c.txt", "sub/b.txt")]
+    assert "3 files are left out" in caplog.text and ".xz: 2, .TXT: 1" in caplog.text
+    (tmp_path / "in/gone.txt").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"gone\.txt"):
+        list(read_documents(find_files([tmp_path / "in"])))
+
+
+def test_the_sidecar_of_a_corpus_is_no_text(tmp_path, write_corpus):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "other_meta.json").write_text("{}")
+    write_corpus(tmp_path / "c", [[1, 2]])
+    write_corpus(tmp_path / "d", [[1, 2]], "fleetx")
+    assert find_files([tmp_path]) == [tmp_path / "a.txt", tmp_path / "other_meta.json"]
+
+
+def test_a_file_that_comes_twice_is_told(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert len(find_files([tmp_path / "a.txt"])) == 1 and not caplog.text
+    assert len(find_files([tmp_path])) == 2
+    assert "--input names 1 files more than once" in caplog.text
 
 
 def test_missing_input(tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.data import PreprocessJob, load_tokenizer, open_corpus, preprocess, preprocess_corpus
+from ppfleetx.data import PreprocessJob, load_tokenizer, open_corpus, preprocess, preprocess_corpus, token_writer
 
 
 @pytest.fixture
@@ -65,6 +67,42 @@ def test_a_failing_run_leaves_nothing(job, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n{')
     with pytest.raises(UserError, match=r"bad\.jsonl line 2"):
         preprocess_corpus(dataclasses.replace(job, inputs=[*job.inputs, str(tmp_path / "bad.jsonl")]))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("file_format", ["megatron", "fleetx"])
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_is_a_users_error_and_leaves_nothing(job, tmp_path, monkeypatch, file_format, call):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    if call == "write":
+        monkeypatch.setattr(token_writer, "open", lambda path, mode: open("/dev/full", mode), raising=False)  # noqa: SIM115
+    else:
+        monkeypatch.setattr(token_writer.os, call, full)
+    with pytest.raises(UserError, match=r"its files cannot be written.*No space left") as caught:
+        preprocess_corpus(dataclasses.replace(job, format=file_format))
+    assert caught.value.problems[0].key == "--output-prefix"
+    assert not any(path.name.endswith(".idx") or ".tmp-" in path.name for path in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("prefix", ["", ".", "out/", "out/.."])
+def test_a_prefix_without_a_name_is_refused(job, prefix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="must end in a name"):
+        preprocess_corpus(dataclasses.replace(job, output_prefix=prefix))
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def _die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_told_and_leaves_nothing(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(preprocess, "_encode_in_worker", _die)
+    with pytest.raises(UserError, match="a worker was killed") as caught:
+        preprocess_corpus(dataclasses.replace(job, workers=2))
+    assert caught.value.problems[0].key == "--workers"
     assert list((tmp_path / "out").iterdir()) == []
 
 
