@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import random
 import struct
 from pathlib import Path
 
@@ -256,5 +258,31 @@ def test_sidecar_is_optional_and_must_belong(tmp_path, write_corpus):
     sidecar.write_text("{")
     with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
         open_corpus(tmp_path)
+    for wrong in ({"eos_id": -1}, {"eos_id": 1000}, {"tokenizer_sha256": []}, {"vocab_size": "x"}):
+        sidecar.write_text(json.dumps({**meta, **wrong}))
+        with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
+            open_corpus(tmp_path)
+    sidecar.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
+        open_corpus(tmp_path)
     sidecar.unlink()
     assert open_corpus(tmp_path).max_id is None
+
+
+@pytest.mark.parametrize(
+    "file_format, suffixes", [("megatron", (".bin", ".idx")), ("fleetx", ("_ids.npy", "_idx.npz"))]
+)
+def test_no_damaged_byte_brings_another_error(tmp_path, write_corpus, file_format, suffixes):
+    write_corpus(tmp_path / "a", DOCUMENTS, file_format, sidecar=False)
+    generator = random.Random(0)
+    for suffix in suffixes:
+        path = tmp_path / f"a{suffix}"
+        content = path.read_bytes()
+        for _ in range(400):
+            damaged = bytearray(content)
+            damaged[generator.randrange(len(content))] = generator.randrange(256)
+            path.write_bytes(damaged[: generator.choice([len(content), generator.randrange(len(content))])])
+            with contextlib.suppress(UserError):
+                open_corpus(tmp_path)
+        path.write_bytes(content)
+    assert open_corpus(tmp_path).num_tokens == 8
