@@ -135,6 +135,13 @@ def _sequence_over_ranks(sections: Sections, derived: Derived) -> Iterator[Probl
             )
 
 
+def _end_of_document(sections: Sections, derived: Derived) -> Iterator[Problem]:
+    size = sections.Model.vocab_size
+    for path, data in _splits(sections):
+        if (eos := data.dataset.eos_id) is not None and eos >= size:
+            yield Problem(f"{path}.dataset.eos_id", eos, f"ids must lie in [0, Model.vocab_size = {size})")
+
+
 def _shares(sections: Sections, derived: Derived) -> Iterator[Problem]:
     for path, data in _splits(sections):
         if sum(data.dataset.split) <= 0:
@@ -246,6 +253,6 @@ def _splits(sections: Sections) -> Iterator[tuple[str, SplitConfig]]:
 
 RULES: tuple[Rule, ...] = (
     _family, _heads, _heads_over_ranks, _key_value_heads, _rotary,
-    _ffn, _positions, _sequence_over_ranks, _shares, _stages, _interleaved, _order,
+    _ffn, _positions, _sequence_over_ranks, _end_of_document, _shares, _stages, _interleaved, _order,
     _tensor_fusion, _rates, _train_data, _steps, _saves, _profiler, _fault,
 )  # fmt: skip

@@ -31,6 +31,7 @@ class Corpus:
         files: the token files, in reading order.
         boundaries: int64 [n + 1], cumulative token offsets of the documents, from 0 to t.
         eos_id: end-of-document id; None if no sidecar tells.
+        tokenizer_sha256: of the tokenizer's files; None if no sidecar tells.
         max_id: largest id, and the word that none is negative; None unless every file has a sidecar.
 
     Raises:
@@ -46,7 +47,7 @@ class Corpus:
         self.boundaries = np.concatenate([np.zeros(1, np.int64), *parts])
         self.eos_id = _agreed(files, "eos_id")
         _agreed(files, "vocab_size")
-        _agreed(files, "tokenizer_sha256")
+        self.tokenizer_sha256 = _agreed(files, "tokenizer_sha256")
         known = [file.meta.max_id for file in files if file.meta]
         self.max_id = max(known) if len(known) == len(files) else None
 

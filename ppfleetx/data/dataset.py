@@ -5,6 +5,7 @@ Shapes: s = seq_len.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 from ppfleetx.config.errors import Problem, UserError
 from ppfleetx.data.corpus import Corpus, open_corpus
 from ppfleetx.data.order import SampleOrder, split_documents
+
+_LOG = logging.getLogger("ppfleetx")
 
 MODES = ("Train", "Eval", "Test")
 
@@ -67,6 +70,9 @@ class GPTDataset:
         self._key = f"Data.{spec.mode}.dataset"
         self.corpus = open_corpus(spec.input_dir, f"{self._key}.input_dir")
         self.eos_id = self.corpus.eos_id if spec.eos_id is None else spec.eos_id
+        if self.corpus.eos_id not in (None, self.eos_id):
+            told = "%s.eos_id %d: the tokenizer of this corpus ends documents with id %d"
+            _LOG.warning(told, self._key, self.eos_id, self.corpus.eos_id)
         self._first_token, self._num_tokens = self._split_tokens()
         # the mode is the source's name, so that equal token ranges under two modes are not read in the same order
         self._order = SampleOrder(self._num_tokens, spec.seq_len, spec.seed, spec.mode)

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
     """
     try:
         loaded = _load(arguments)
-        if arguments.explain:
+        if arguments.explain is not None:
             print(explain(loaded, arguments.explain))
             return 0
         if not arguments.dry_run:
@@ -91,7 +91,7 @@ def _load(arguments: argparse.Namespace) -> Loaded:
     world_size = launched if arguments.world_size is None else arguments.world_size
     if world_size < 1:
         raise UserError(Problem("--world-size", world_size, "a run has at least 1 process"))
-    if world_size != launched and not (arguments.dry_run or arguments.explain):
+    if world_size != launched and not (arguments.dry_run or arguments.explain is not None):
         raise UserError(
             Problem(
                 "--world-size",

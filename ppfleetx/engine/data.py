@@ -120,12 +120,15 @@ def open_data(config: Config, topology: Topology) -> RunData:
     """Opens what the run reads.
 
     Raises:
-        UserError: a corpus is missing, broken, too small or does not fit the vocabulary.
+        UserError: a corpus is missing, broken, too small or does not fit the vocabulary, or training and evaluation
+            data come from two tokenizers.
     """
     assert config.Data.Train is not None
     train = GPTDataset(_spec(config, config.Data.Train, "Train"))
     evaluates = config.Engine.eval_freq > 0 and config.Engine.eval_iters > 0 and config.Data.Eval is not None
     evaluation = GPTDataset(_spec(config, config.Data.Eval, "Eval")) if evaluates and config.Data.Eval else None
+    if evaluation is not None:
+        _check_one_tokenizer(train, evaluation)
     num_samples, num_updates = _length(config, train)
     batch = config.derived.global_batch_size
     read = num_updates * batch if num_samples is None else min(num_samples, num_updates * batch)
@@ -135,6 +138,15 @@ def open_data(config: Config, topology: Topology) -> RunData:
         read / train.num_samples(), " (the data repeats)" if read > train.num_samples() else "",
     )  # fmt: skip
     return RunData(config, topology, train, evaluation, num_samples, num_updates)
+
+
+def _check_one_tokenizer(train: GPTDataset, evaluation: GPTDataset) -> None:
+    """Refuses evaluation on ids that mean other text than those that are learned."""
+    made_by = {train.corpus.tokenizer_sha256, evaluation.corpus.tokenizer_sha256} - {None}
+    if len(made_by) > 1:
+        rule = f"it must come from the tokenizer of the training data, {train.spec.input_dir}, and comes from another"
+        fix = "tokenize both with the same tokenizer"
+        raise UserError(Problem("Data.Eval.dataset.input_dir", evaluation.spec.input_dir, rule, fix))
 
 
 def _length(config: Config, train: GPTDataset) -> tuple[int | None, int]:

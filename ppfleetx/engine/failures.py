@@ -53,8 +53,7 @@ def guarded(loaded: Loaded, work: Callable[[Config], int]) -> int:
         logger.info("warning: %s", warning)
     try:
         _prepare(folder, rank)
-        deterministic = config.Debug.deterministic and config.Global.device == "gpu"
-        paddle.set_flags({**(_DETERMINISTIC if deterministic else {}), **config.Global.flags})
+        _set_flags(config)
         return work(config)
     except UserError as error:
         return report(error)
@@ -64,6 +63,18 @@ def guarded(loaded: Loaded, work: Callable[[Config], int]) -> int:
     except Exception as error:
         record(error, folder, rank, step=getattr(error, "step", 0))
         return explain(error, folder, rank, started)
+
+
+def _set_flags(config: Config) -> None:
+    """Sets Paddle's flags: those of `Debug.deterministic`, then the user's."""
+    if config.Debug.deterministic and config.Global.device == "gpu":
+        paddle.set_flags(_DETERMINISTIC)
+    for name, value in config.Global.flags.items():
+        try:
+            paddle.set_flags({name: value})
+        except (ValueError, TypeError, RuntimeError):
+            rule = "Paddle must have a flag of this name, which takes this value"
+            raise UserError(Problem(f"Global.flags.{name}", value, rule)) from None
 
 
 def log_folder(output_dir: str) -> Path:

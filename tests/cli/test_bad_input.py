@@ -85,6 +85,8 @@ def test_too_few_tokens_for_a_sample(refused, tmp_path):
         ("Model.num_layers=four", ["Model.num_layers", "'four'", "whole number"]),
         ("Global.device=tpu", ["Global.device", "gpu, xpu, rocm, npu, cpu, mlu"]),
         ("Engine.max_steps=0", ["Engine.max_steps"]),
+        ("Global.flags.FLAGS_none=1", ["Global.flags.FLAGS_none = 1", "Paddle must have a flag"]),
+        ("Global.flags.FLAGS_check_nan_inf=abc", ["Global.flags.FLAGS_check_nan_inf", "takes this value"]),
         ("Model.num_attention_heads=6", ["64", "6"]),
     ],
 )
@@ -221,6 +223,11 @@ def test_dry_run_needs_no_paddle_and_is_quick(tmp_path, recipe, world_size, para
         assert done.returncode == 0, done.stderr
     assert f"{parameters} parameters" in done.stderr
     assert min(times) < 1.5
+
+
+def test_an_empty_key_to_explain_starts_no_run(tmp_path, capsys):
+    assert main([*arguments(tmp_path / "out"), "--explain", ""]) == 2
+    assert "--explain = ''" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_world_size_option_is_for_looking_only(capsys):

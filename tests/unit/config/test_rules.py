@@ -198,3 +198,10 @@ def test_fault_on_a_rank_that_is_not_there():
 
 def test_shuffle_warns():
     assert "Data.Train.sampler.shuffle has no further effect" in tiny("Data.Train.sampler.shuffle=true").warnings[0]
+
+
+def test_an_end_of_document_beyond_the_vocabulary():
+    problem = problem_of("Model.vocab_size=256", "Data.Train.dataset.eos_id=256")
+    assert problem.key == "Data.Train.dataset.eos_id" and problem.value == 256
+    assert problem.rule == "ids must lie in [0, Model.vocab_size = 256)"
+    assert config_of("Model.vocab_size=256", "Data.Train.dataset.eos_id=255").Data.Train.dataset.eos_id == 255

@@ -63,6 +63,13 @@ def test_no_known_eos_masks_nothing(tmp_path, write_corpus):
     assert GPTDataset(spec_of(tmp_path))[0].loss_mask.tolist() == [1] * 8
 
 
+def test_an_eos_other_than_the_tokenizers_is_told(tmp_path, write_corpus, caplog):
+    write_corpus(tmp_path / "a", make_documents(9), eos_id=2)
+    assert GPTDataset(spec_of(tmp_path, eos_id=2)).eos_id == 2 and not caplog.text
+    assert GPTDataset(spec_of(tmp_path, eos_id=5)).eos_id == 5
+    assert "Data.Train.dataset.eos_id 5: the tokenizer of this corpus ends documents with id 2" in caplog.text
+
+
 def test_order_depends_on_seed_mode_and_epoch_only(tmp_path, write_corpus):
     def first_ids(count=30, **changes):
         dataset = GPTDataset(spec_of(tmp_path, **changes))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ppfleetx.config import load_config
+from ppfleetx.config import UserError, load_config
+from ppfleetx.data import CorpusWriter
 from ppfleetx.distributed import Topology
 from ppfleetx.engine.data import open_data
 
@@ -48,3 +49,26 @@ def test_recipes_of_an_installation_find_their_data_from_anywhere(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     config = load_config(["./ppfleetx/configs/debug/tiny_gpt.yaml"]).config
     assert open_data(config, Topology(0, 1)).train.num_samples() > 1000
+
+
+def test_training_and_evaluation_data_of_two_tokenizers_are_refused(tmp_path):
+    for name, made_by in (("a", "one"), ("b", "two"), ("c", "one"), ("d", "")):
+        with CorpusWriter(tmp_path / name, "megatron", 256) as writer:
+            for _ in range(6):
+                writer.append([5] * 40)
+            writer.finish(0, name, made_by)
+
+    def opened(evaluation):
+        overrides = [
+            f"Data.Train.dataset.input_dir={tmp_path / 'a'}",
+            f"Data.Eval.dataset.input_dir={tmp_path / evaluation}",
+        ]
+        splits = [f"Data.{mode}.dataset.split=[1,1,1]" for mode in ("Train", "Eval")]
+        overrides += [*splits, "Engine.eval_freq=1", "Engine.eval_iters=1"]
+        return open_data(load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides).config, Topology(0, 1))
+
+    with pytest.raises(UserError, match="must come from the tokenizer of the training data") as caught:
+        opened("b")
+    assert caught.value.problems[0].key == "Data.Eval.dataset.input_dir"
+    for known in "cd":
+        assert opened(known).evaluation is not None
