@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -179,8 +181,17 @@ _worker_state: tuple[Tokenizer, int | None] | None = None
 
 def _start_worker(tokenizer_path: str, eos_id: int | None) -> None:
     global _worker_state
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _worker_state = (load_tokenizer(tokenizer_path), eos_id)
+
+
+def _end_with_parent() -> None:
+    """Ends a worker whose parent was killed: it would wait for work for ever, and hold open what its parent wrote to."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker has a parent"
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
 
 
 def _encode_in_worker(documents: list[str]) -> _Encoded:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -78,3 +79,19 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path):
                 assert process.wait(30) == code
             assert "Traceback" not in process.stderr.read()
         assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_workers_end_with_a_killed_run(tmp_path):
+    """Else the pipe of standard error, which they hold open, would never end."""
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    arguments = ["--input", pipe, "--tokenizer", "bytes", "--output-prefix", "c", "--workers", "2"]
+    command = [sys.executable, str(ROOT / "tools/preprocess_data.py"), *map(str, arguments)]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        with open(pipe, "w") as documents:
+            documents.write('{"text": "x"}\n' * 1500)  # more than two batches: two workers start
+            documents.flush()
+            time.sleep(1.5)
+            process.kill()
+            process.communicate(timeout=30)
+    assert not (tmp_path / "c.idx").exists()
