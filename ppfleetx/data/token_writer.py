@@ -71,10 +71,8 @@ class CorpusWriter:
         if self.prefix.name in ("", "..") or str(prefix).endswith(os.sep):
             rule = "it must end in a name, to which the endings of the files are added"
             raise UserError(Problem(key, str(prefix), rule, os.path.join(str(prefix), "corpus")))
-        taken = [path for path in _all_paths(self.prefix) if path.exists()]
-        if taken and not overwrite:
-            rule = f"an existing corpus is kept; found {', '.join(map(str, taken))}"
-            raise UserError(Problem(key, str(prefix), rule, "choose another prefix or add --overwrite"))
+        self._overwrite = overwrite
+        self._check_free()
         with self._writing():
             self.prefix.parent.mkdir(parents=True, exist_ok=True)
             self._data: IO[bytes] = open(_aside(self.format.data_path(self.prefix)), "wb")  # noqa: SIM115 - see abort
@@ -129,6 +127,13 @@ class CorpusWriter:
             self._publish(meta)
         return meta
 
+    def _check_free(self) -> None:
+        taken = [path for path in _all_paths(self.prefix) if path.exists()]
+        if taken and not self._overwrite:
+            key, prefix = self._told
+            rule = f"an existing corpus is kept; found {', '.join(map(str, taken))}"
+            raise UserError(Problem(key, prefix, rule, "choose another prefix or add --overwrite"))
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -138,6 +143,7 @@ class CorpusWriter:
             raise UserError(Problem(key, prefix, f"its files cannot be written: {error}")) from None
 
     def _publish(self, meta: CorpusMeta) -> None:
+        self._check_free()  # another run may have been quicker
         data_path, index_path = self.format.data_path(self.prefix), self.format.index_path(self.prefix)
         meta_path = Path(f"{self.prefix}{META_SUFFIX}")
         if self.format is FLEETX:

@@ -169,6 +169,8 @@ def _load_tokenizer_json(file: Path, given: str) -> Tokenizer:
         raise _BadTokenizer(f"{file} is no Hugging Face tokenizer.json: {error}") from None
     backend.no_truncation()  # what a fine-tuning recipe saved would cut documents
     backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None  # what makes a text's ids differ from call to call
     return _HuggingFace(backend, (file,), given)
 
 

@@ -87,11 +87,10 @@ def test_workers_end_with_a_killed_run(tmp_path):
     os.mkfifo(pipe)
     arguments = ["--input", pipe, "--tokenizer", "bytes", "--output-prefix", "c", "--workers", "2"]
     command = [sys.executable, str(ROOT / "tools/preprocess_data.py"), *map(str, arguments)]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        with open(pipe, "w") as documents:
-            documents.write('{"text": "x"}\n' * 1500)  # more than two batches: two workers start
-            documents.flush()
-            time.sleep(1.5)
-            process.kill()
-            process.communicate(timeout=30)
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as process, open(pipe, "w") as documents:
+        documents.write('{"text": "x"}\n' * 1500)  # more than two batches: two workers start
+        documents.flush()
+        time.sleep(1.5)
+        process.kill()
+        process.communicate(timeout=30)
     assert not (tmp_path / "c.idx").exists()

@@ -156,6 +156,17 @@ def test_existing_corpus_is_kept_unless_overwrite(tmp_path, write_corpus):
     assert read_documents(open_corpus(tmp_path)) == [[1, 2]]  # the corpus of the other format is gone
 
 
+def test_of_two_runs_with_one_prefix_the_first_to_finish_wins(tmp_path, write_corpus):
+    slower = CorpusWriter(tmp_path / "a", "megatron", 100)
+    with pytest.raises(UserError, match="an existing corpus is kept"), slower:
+        slower.append([3])
+        write_corpus(tmp_path / "b", [[1, 2]])
+        for suffix in (".bin", "_meta.json", ".idx"):
+            os.rename(tmp_path / f"b{suffix}", tmp_path / f"a{suffix}")
+    assert read_documents(open_corpus(tmp_path)) == [[1, 2]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "a_meta.json"]
+
+
 def test_writing_nothing_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one token"), CorpusWriter(tmp_path / "a", "megatron", 1000):
         pass

@@ -145,6 +145,15 @@ def test_malformed_file_is_named(tmp_path, gpt2_folder, file, content, told):
         load_tokenizer(tmp_path)
 
 
+def test_dropout_of_a_training_recipe_is_off(tokenizer_json, tmp_path):
+    recipe = json.loads(tokenizer_json.read_text())
+    recipe["model"]["dropout"] = 0.9
+    (tmp_path / "tokenizer.json").write_text(json.dumps(recipe))
+    texts = ["the theory of the thing " * 20] * 5
+    expected = load_tokenizer(tokenizer_json).encode_batch(texts)
+    assert load_tokenizer(tmp_path).encode_batch(texts) == expected
+
+
 def test_missing_files(tmp_path, gpt2_folder):
     with pytest.raises(UserError, match=r"none\.model cannot be read: No such file"):
         load_tokenizer(tmp_path / "none.model")
