@@ -182,7 +182,7 @@ class SamplerConfig:
 class LoaderConfig:
     """How batches are read."""
 
-    num_workers: int = key(1, "threads that read ahead; 0: read when needed", at_least=0)
+    num_workers: int = key(1, "threads that read ahead; 0: read when needed", at_least=0, below=257)
     return_list: bool = key(False, "kept for old files")
     collate_fn: str | None = key("gpt_collate_fn", "kept for old files")
 

@@ -135,6 +135,7 @@ def test_what_does_not_fit_a_key(path, text, words):
         ("Data.Train.dataset.split", "[1, -2, 3]", "must be at least 0"),
         ("Distributed.mp_degree", "0", "must be at least 1"),
         ("Engine.eval_iters", "-1", "must be at least 0"),
+        ("Data.Train.loader.num_workers", "1000000", "must be below 257"),
     ],
 )
 def test_bounds(path, text, words):
