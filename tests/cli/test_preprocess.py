@@ -74,7 +74,8 @@ def test_a_run_that_is_ended_leaves_nothing(tmp_path):
         arguments = ["--input", pipe, "--tokenizer", "bytes", "--output-prefix", "out/c"]
         command = [sys.executable, str(ROOT / "tools/preprocess_data.py"), *map(str, arguments)]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-            with open(pipe, "w"):  # blocks until the tool reads
+            with open(pipe, "w"):  # blocks until the tool opens it
+                time.sleep(0.5)  # until it waits in read(): Python notices a signal just before that only afterwards
                 process.send_signal(sent)
                 assert process.wait(30) == code
             assert "Traceback" not in process.stderr.read()
