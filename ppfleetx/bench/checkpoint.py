@@ -32,7 +32,7 @@ _TINY = _ROOT / "configs/debug/tiny_gpt.yaml"
 _PIECE_BYTES = 16 * 2**20
 _MATRICES, _WIDTH = 24, 1024
 _SLOTS = ("moment1", "moment2")
-#: seconds in which a virtual machine has given free memory back to its host (Linux reports it 2 s after it became free)
+#: seconds in which a virtual machine has given free memory back to its host (Linux reports it some time after it became free)
 SETTLE_S = 3.0
 #: where the resumed run stands
 LATE_STEP = 20_000
