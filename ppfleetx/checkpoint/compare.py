@@ -60,6 +60,13 @@ def differences(old: Any, new: Any, path: str = "") -> dict[str, tuple[Any, Any]
     return {} if old == new else {path: (old, new)}
 
 
+def setting(tree: Any, path: str) -> Any:
+    """The value at a dotted path of a tree of mappings; None if there is none."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
 @dataclass
 class _Gap:
     """How far two tensors are apart, counted as they pass by.

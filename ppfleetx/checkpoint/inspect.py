@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, missing, read_manifest, setting, uncovered, verify
+from ppfleetx.checkpoint.compare import setting
+from ppfleetx.checkpoint.manifest import MANIFEST, Entry, Manifest, missing, read_manifest, uncovered, verify
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.stream import numbers, pieces, stored

@@ -203,13 +203,6 @@ def _overlap(regions: Collection[Region]) -> bool:
     )
 
 
-def setting(config: Any, path: str) -> Any:
-    """The value at a dotted path of a resolved configuration; None if there is none."""
-    for name in path.split("."):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
-
-
 def _fault(path: Path, summed: FileSum) -> str | None:
     """What is wrong with a file, by its content."""
     if (fault := _size_fault(path, summed)) is not None:
@@ -241,9 +234,9 @@ def _check_members(files: dict[str, FileSum], entries: list[Entry], progress: An
         raise ValueError(f"no size and checksum of {min(strange)}")
     layout, config = run.get("layout") or {}, run.get("config") or {}
     sections = [run.get("versions") or {}, *(config.get(name) or {} for name in ("Model", "Distributed"))]
-    if not all(isinstance(one, dict) for one in (progress, *sections)) or any(
-        type(n) is not int for n in layout.values()
-    ):
+    if not all(isinstance(one, dict) for one in (progress, *sections)):
+        raise ValueError("progress or run are not what they should be")
+    if any(type(degree) is not int for degree in layout.values()):
         raise ValueError("progress or run are not what they should be")
 
 

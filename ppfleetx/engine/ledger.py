@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ppfleetx.engine.engine import Engine
 
 #: keys that may change on purpose (a longer context), and without which the weights are not the model that was saved
-ARITHMETIC = ("Model.rope_theta", "Model.rope_scaling", "Model.rms_norm_eps")
+_ARITHMETIC = ("Model.rope_theta", "Model.rope_scaling", "Model.rms_norm_eps")
 
 #: derived values that are said as well: they decide what an update is, and may change though no key of the YAML does
 _DERIVED = {"global_batch_size": "Global.global_batch_size", "decay_steps": "Optimizer.lr.decay_steps"}
@@ -58,7 +58,7 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str], st
     lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
     lines += [f"  {name:<18} {value}" for name, value in rows.items()]
     for key, (old, new) in _changes(before, now):
-        note = ": the same weights compute something else" if key.startswith(ARITHMETIC) else ""
+        note = ": the same weights compute something else" if key.startswith(_ARITHMETIC) else ""
         lines.append(f"  config changed     {key}: {old!r} → {new!r}{note}")
     return "\n".join(lines)
 

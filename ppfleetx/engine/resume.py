@@ -15,8 +15,8 @@ import paddle
 import yaml
 
 import ppfleetx
+from ppfleetx.checkpoint.compare import setting
 from ppfleetx.checkpoint.manager import KEY
-from ppfleetx.checkpoint.manifest import setting
 from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint, rank_file
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.snapshot import TrainingState, dtype_of, memory_of
