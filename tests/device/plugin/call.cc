@@ -162,11 +162,8 @@ void add_kernel(const std::string& device_type, const std::string& name, phi::Ke
   phi::Kernel kernel(function, variadic);
   phi::KernelArgsDef& definitions = *kernel.mutable_args_def();
   definitions = like.args_def();
-  // Paddle moves inputs to where the definitions say
   for (auto& input : definitions.input_defs()) {
-    if (input.backend == phi::Backend::CPU) {
-      input.SetBackend(device);
-    }
+    input.SetBackend(phi::Backend::ALL_BACKEND);  // wherever they lie, their memory is the host's: nothing need be moved
   }
   for (auto& output : definitions.output_defs()) {
     if (output.backend == phi::Backend::CPU) {

@@ -83,7 +83,7 @@ class CPUFunction<void (*)(const phi::CPUContext&, Arguments...)> {
   Kept function_;
 };
 
-// Registers a kernel of the device for float32, float16 and bfloat16, whose inputs and outputs lie where those of `like` do.
+// Registers a kernel of the device for float32, float16 and bfloat16, with as many inputs and outputs as `like`.
 void add_kernel(const std::string& device_type, const std::string& name, phi::KernelFn function, void* variadic,
                 const phi::Kernel& like);
 

@@ -1,5 +1,6 @@
-// The operators that a training needs in half precision, or whose gradients may be wanted in part: where Paddle runs a backward
-// kernel on the CPU for a device (3.3.1), an output that nobody wants ends in a segmentation fault.
+// The operators that a training computes in half precision. Some are needed in float32 as well, since Paddle (3.3.1) fails to run
+// them on the CPU for a device: of a product with a constant, autograd keeps no more than the other factor's shape, and Paddle
+// copies its missing memory; and an embedding's gradient it leaves on the CPU, where the loss scaler passes it by.
 
 #include "kernels.h"
 
@@ -10,6 +11,9 @@
 #include "paddle/phi/kernels/activation_grad_kernel.h"
 #include "paddle/phi/kernels/activation_kernel.h"
 #include "paddle/phi/kernels/amp_kernel.h"
+#include "paddle/phi/kernels/cast_kernel.h"
+#include "paddle/phi/kernels/concat_grad_kernel.h"
+#include "paddle/phi/kernels/concat_kernel.h"
 #include "paddle/phi/kernels/dropout_grad_kernel.h"
 #include "paddle/phi/kernels/dropout_kernel.h"
 #include "paddle/phi/kernels/elementwise_add_grad_kernel.h"
@@ -20,6 +24,7 @@
 #include "paddle/phi/kernels/elementwise_multiply_kernel.h"
 #include "paddle/phi/kernels/elementwise_subtract_grad_kernel.h"
 #include "paddle/phi/kernels/elementwise_subtract_kernel.h"
+#include "paddle/phi/kernels/embedding_grad_kernel.h"
 #include "paddle/phi/kernels/expand_grad_kernel.h"
 #include "paddle/phi/kernels/expand_kernel.h"
 #include "paddle/phi/kernels/flatten_grad_kernel.h"
@@ -33,11 +38,17 @@
 #include "paddle/phi/kernels/matmul_kernel.h"
 #include "paddle/phi/kernels/reduce_mean_grad_kernel.h"
 #include "paddle/phi/kernels/reduce_mean_kernel.h"
+#include "paddle/phi/kernels/reduce_sum_kernel.h"
+#include "paddle/phi/kernels/scale_kernel.h"
 #include "paddle/phi/kernels/softmax_grad_kernel.h"
 #include "paddle/phi/kernels/softmax_kernel.h"
+#include "paddle/phi/kernels/split_kernel.h"
 #include "paddle/phi/kernels/squeeze_kernel.h"
+#include "paddle/phi/kernels/stack_kernel.h"
 #include "paddle/phi/kernels/swiglu_grad_kernel.h"
 #include "paddle/phi/kernels/swiglu_kernel.h"
+#include "paddle/phi/kernels/transpose_grad_kernel.h"
+#include "paddle/phi/kernels/transpose_kernel.h"
 #include "paddle/phi/kernels/unsqueeze_kernel.h"
 #include "paddle/phi/kernels/where_grad_kernel.h"
 #include "paddle/phi/kernels/where_kernel.h"
@@ -107,9 +118,12 @@ void add_kernels(const std::string& device_type) {
   ADD("rsqrt_grad", RsqrtGradKernel);
   ADD("mean", MeanKernel);
   ADD("mean_grad", ReduceMeanGradKernel);
+  ADD("scale", ScaleKernel);
+  ADD("sum", SumKernel);
   ADD("where", WhereKernel);
   ADD("where_grad", WhereGradKernel);
   // layers
+  ADD("embedding_grad", EmbeddingGradKernel);
   ADD("matmul", MatmulKernel);
   ADD("matmul_grad", MatmulGradKernel);
   ADD("linear_v2", LinearV2Kernel);
@@ -126,12 +140,19 @@ void add_kernels(const std::string& device_type) {
   ADD("swiglu_grad", SwiGLUGradKernel);
   ADD("dropout", DropoutRawKernel);
   ADD("dropout_grad", DropoutGradRawKernel);
-  // shapes
+  // shapes and types; Paddle would run them on the CPU as well, and starts threads for every copy there and back
+  ADD("cast", CastKernel);
+  ADD("concat", ConcatKernel);
+  ADD("concat_grad", ConcatGradKernel);
   ADD("expand", ExpandKernel);
   ADD("expand_grad", ExpandGradKernel);
   ADD("flatten", FlattenKernel);
   ADD("flatten_grad", FlattenGradKernel);
+  ADD("split", SplitKernel);
   ADD("squeeze", SqueezeKernel);
+  ADD("stack", StackKernel);
+  ADD("transpose", TransposeKernel);
+  ADD("transpose_grad", TransposeGradKernel);
   ADD("unsqueeze", UnsqueezeKernel);
   // the loss scaler
   ADD("check_finite_and_unscale", CheckFiniteAndUnscaleKernel);
