@@ -50,7 +50,8 @@ class Outcome(NamedTuple):
 
     def weights(self, step: int) -> dict[str, np.ndarray]:
         """The weights of a checkpoint by logical name: whole, without padding."""
-        return {key: value for key, value in self.tensors(step).items() if key in self.checkpoint(step).shapes()}
+        names = self.checkpoint(step).shapes()
+        return {key: value for key, value in self.tensors(step).items() if key in names}
 
     def tensors(self, step: int) -> dict[str, np.ndarray]:
         """Weights, moments and master weights of a checkpoint: `<logical name>` and `<logical name>.<slot>`."""

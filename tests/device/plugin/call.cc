@@ -4,11 +4,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "paddle/phi/backends/context_pool.h"
 #include "paddle/phi/common/bfloat16.h"
 #include "paddle/phi/common/float16.h"
 #include "paddle/phi/core/compat/convert_utils.h"
 #include "paddle/phi/core/generator.h"
-#include "paddle/phi/backends/context_pool.h"
 
 namespace pretend_device {
 
@@ -24,11 +24,14 @@ void convert(const From* from, To* to, int64_t count) {
   }
 }
 
-// Whether autograd kept only the shape of a tensor, since no gradient that is wanted depends on its values. The GPU's kernels do
-// not read it then; some of the CPU's do.
+// Whether autograd kept only the shape of a tensor, since no gradient that is wanted depends on its values. The GPU's
+// kernels do not read it then; some of the CPU's do.
 bool lacks_memory(const DenseTensor& tensor) {
-  const bool is_real = tensor.dtype() == DataType::FLOAT32 || is_half(tensor);
-  return is_real && (tensor.Holder() == nullptr || tensor.capacity() < static_cast<size_t>(tensor.numel()) * phi::SizeOf(tensor.dtype()));
+  if (tensor.dtype() != DataType::FLOAT32 && !is_half(tensor)) {
+    return false;
+  }
+  const size_t needed = static_cast<size_t>(tensor.numel()) * phi::SizeOf(tensor.dtype());
+  return tensor.Holder() == nullptr || tensor.capacity() < needed;
 }
 
 DenseTensor zeros(const phi::CPUContext& host, const phi::DDim& dims) {
@@ -48,8 +51,9 @@ const phi::CPUContext& host_context(const phi::Place& device) {
     made->SetHostAllocator(&usual->GetHostAllocator());
     made->SetZeroAllocator(&usual->GetZeroAllocator());
     made->SetHostZeroAllocator(&usual->GetHostZeroAllocator());
-    // Paddle would draw from the CPU's generator, which paddle.get_rng_state() does not give while the device is current
-    made->SetGenerator(phi::DefaultCustomDeviceGenerator(phi::CustomPlace(device.GetDeviceType(), device.GetDeviceId())).get());
+    // Paddle would draw from the CPU's generator, which paddle.get_rng_state() does not give while the device is current.
+    const phi::CustomPlace place(device.GetDeviceType(), device.GetDeviceId());
+    made->SetGenerator(phi::DefaultCustomDeviceGenerator(place).get());
     made->SetHostGenerator(usual->GetHostGenerator());
     return made;
   }();
@@ -163,7 +167,7 @@ void add_kernel(const std::string& device_type, const std::string& name, phi::Ke
   phi::KernelArgsDef& definitions = *kernel.mutable_args_def();
   definitions = like.args_def();
   for (auto& input : definitions.input_defs()) {
-    input.SetBackend(phi::Backend::ALL_BACKEND);  // wherever they lie, their memory is the host's: nothing need be moved
+    input.SetBackend(phi::Backend::ALL_BACKEND);  // their memory is the host's, wherever they lie: none need be moved
   }
   for (auto& output : definitions.output_defs()) {
     if (output.backend == phi::Backend::CPU) {

@@ -1,7 +1,7 @@
 // Makes kernels of the device out of the CPU's float32 ones.
 //
-// Half-precision inputs are widened, the CPU's kernel computes in float32, and what comes out is rounded to the type of the
-// output: what tensor cores and the reductions of GPU kernels do, but for the order of sums.
+// Half-precision inputs are widened, the CPU's kernel computes in float32, and what comes out is rounded to the type of
+// the output: what tensor cores and the reductions of GPU kernels do, but for the order of sums.
 
 #pragma once
 
@@ -29,8 +29,8 @@ phi::DenseTensor widened(const phi::CPUContext& host, const phi::DenseTensor& te
 
 // One call of a CPU kernel with the tensors of a call of the device's kernel.
 //
-// `arg` stands for each argument. Outputs are computed aside and reach the device's tensors in `finish`: a kernel that works in
-// place thus reads all its inputs before anything is overwritten.
+// `arg` stands for each argument. Outputs are computed aside and reach the device's tensors in `finish`: a kernel that works
+// in place thus reads all its inputs before anything is overwritten.
 class Call {
  public:
   explicit Call(const phi::DeviceContext& device) : device_(device), host_(host_context(device.GetPlace())) {}

@@ -1,7 +1,7 @@
 // A pretend accelerator for tests: a device of Paddle's custom-device interface whose memory is the host's.
 //
-// Paddle's wheel carries such a device for its own tests, `fake_cpu_device.h`. tests/device/plugin.py copies it beside this file
-// under the name `device.h`, with a name and a size of memory that a training needs; here is what else it lacks.
+// Paddle's wheel carries such a device for its own tests, `fake_cpu_device.h`. tests/device/build.py includes it here under
+// the name `device.h`, with a name and a size of memory that a training needs; below is what else it lacks.
 
 #include <cstdlib>
 #include <cstring>
@@ -13,8 +13,8 @@
 
 namespace {
 
-// Paddle's own device leaves the handle unset, and Paddle then works with whatever stood there. Everything here is done when a
-// call returns, so one handle serves all streams, and one all events.
+// Paddle's own device leaves the handle unset, and Paddle then works with whatever stood there. Everything here is done when
+// a call returns, so one handle serves all streams, and one all events.
 char stream_handle;
 char event_handle;
 

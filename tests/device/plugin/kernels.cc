@@ -1,6 +1,6 @@
-// The operators that a training computes in half precision. Some are needed in float32 as well, since Paddle (3.3.1) fails to run
-// them on the CPU for a device: of a product with a constant, autograd keeps no more than the other factor's shape, and Paddle
-// copies its missing memory; and an embedding's gradient it leaves on the CPU, where the loss scaler passes it by.
+// The operators that a training computes in half precision. Some are needed in float32 as well, since Paddle (3.3.1) fails
+// to run them on the CPU for a device: of a product with a constant, autograd keeps no more than the other factor's shape,
+// and Paddle copies its missing memory; and an embedding's gradient it leaves on the CPU, where the loss scaler passes it by.
 
 #include "kernels.h"
 
@@ -65,8 +65,8 @@ using LinearV2Grad = void (*)(const phi::CPUContext&, const phi::DenseTensor&, c
                               const phi::DenseTensor&, const phi::DenseTensor&, bool, phi::DenseTensor*,
                               phi::DenseTensor*, phi::DenseTensor*);
 
-// Softmax of scores [batch, heads, rows, columns] in which row i sees the columns up to i. The CPU's kernel only says that it
-// does not exist.
+// Softmax of scores [batch, heads, rows, columns] in which row i sees the columns up to i. The CPU's kernel only says that
+// it does not exist.
 void fused_softmax(const phi::CustomContext& device, const phi::DenseTensor& scores, phi::DenseTensor* probabilities) {
   Call call(device);
   const phi::DenseTensor& from = call.arg(scores);
