@@ -18,7 +18,12 @@ FULL = {"float32": (), **HALF}
 
 #: a loss scale that overflows: the update is skipped
 TOO_LARGE = "Engine.mix_precision.scale_loss=1099511627776"
+#: one that overflows three to five times
+LARGE = "Engine.mix_precision.scale_loss=4194304"
 FLOAT16 = [kind for kind in HALF if kind.startswith("float16")]
+
+OTHER_OPTIMIZERS = {"SGD": set(), "Momentum": {"velocity"}, "Adam": MOMENTS}
+DEEPER = ("bfloat16 O2", "bfloat16 main gradients")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,31 @@ def outcomes(tmp_path_factory):
     for kind in FLOAT16:
         runs[f"skipped {kind}/1"] = (*SMALL, "Engine.max_steps=2")
         runs[f"skipped {kind}/2"] = (*SMALL, *HALF[kind], TOO_LARGE, "Engine.max_steps=3", AUTO)
+        runs[f"counting {kind} whole"] = (*SMALL, *HALF[kind], LARGE, "Engine.max_steps=8")
+        runs[f"counting {kind}/1"] = (*SMALL, *HALF[kind], LARGE, "Engine.max_steps=2")
+        runs[f"counting {kind}/2"] = (*SMALL, *HALF[kind], LARGE, "Engine.max_steps=8", AUTO)
+    for name in OTHER_OPTIMIZERS:
+        o2 = (*SMALL, *HALF["float16 O2"], f"Optimizer.name={name}")
+        runs[f"{name} whole"] = (*o2, "Engine.max_steps=4")
+        runs[f"{name}/1"] = (*o2, "Engine.max_steps=2")
+        runs[f"{name}/2"] = (*o2, "Engine.max_steps=4", AUTO)
+        runs[f"{name} from float32/1"] = (*SMALL, f"Optimizer.name={name}", "Engine.max_steps=2")
+        runs[f"{name} from float32/2"] = (*o2, "Engine.max_steps=4", AUTO)
+    for kind in DEEPER:
+        runs[f"deeper {kind}/1"] = (*SMALL, "Engine.max_steps=2")
+        grown = ("Model.num_layers=3", "Engine.save_load.strict=false", "Engine.max_steps=4")
+        runs[f"deeper {kind}/2"] = (*SMALL, *HALF[kind], *grown, AUTO)
     return train_many(runs, tmp_path_factory.mktemp("resume"))
+
+
+def same_to_the_bit(resumed, whole, step):
+    """The run that went on to `step` left what the one that ran through left."""
+    assert resumed.code == 0, resumed.launched.logs[0][-3000:]
+    losses = whole.losses()
+    assert resumed.losses()[-len(losses) :] == losses
+    left, right = whole.tensors(step), resumed.tensors(step)
+    assert left.keys() == right.keys()
+    assert [key for key in left if left[key].tobytes() != right[key].tobytes()] == []
 
 
 def slots_by_name(outcome, step):
@@ -62,12 +91,7 @@ class TestSameKind:
             assert powers and powers == pytest.approx([beta**5] * len(powers), rel=1e-6)
 
     def test_two_and_two_updates_are_four_to_the_bit(self, outcomes, kind):
-        whole, resumed = outcomes[f"{kind} whole"], outcomes[f"{kind}/2"]
-        assert resumed.code == 0, resumed.launched.logs[0][-3000:]
-        assert resumed.losses()[2:] == whole.losses()[2:]
-        left, right = whole.tensors(4), resumed.tensors(4)
-        assert left.keys() == right.keys()
-        assert [key for key in left if left[key].tobytes() != right[key].tobytes()] == []
+        same_to_the_bit(outcomes[f"{kind}/2"], outcomes[f"{kind} whole"], 4)
 
 
 @pytest.mark.parametrize("number", range(1, len(CHAIN)))
@@ -114,3 +138,34 @@ def test_what_a_resume_restores_is_what_was_saved(outcomes, kind):
         else:  # the float32 weights, or what stands for them
             kept = after.get(f"{key}.master", after[key])
             assert np.array_equal(kept, value), key
+
+
+@pytest.mark.parametrize("kind", FLOAT16)
+def test_a_resume_amid_overflows_goes_on_to_the_bit(outcomes, kind):
+    whole = outcomes[f"counting {kind} whole"]
+    skipped = [record["found_inf"] for record in whole.records()]
+    assert skipped[:3] == [1, 1, 1] and skipped[-1] == 0
+    same_to_the_bit(outcomes[f"counting {kind}/2"], whole, 8)
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIMIZERS)
+class TestOtherOptimizers:
+    def test_two_and_two_updates_are_four_to_the_bit(self, outcomes, name):
+        same_to_the_bit(outcomes[f"{name}/2"], outcomes[f"{name} whole"], 4)
+
+    def test_from_float32(self, outcomes, name):
+        """Half a run in float32 and half at level O2 is all of it at O2, but for rounding."""
+        run, whole = outcomes[f"{name} from float32/2"], outcomes[f"{name} whole"]
+        assert run.code == 0, run.launched.logs[0][-3000:]
+        assert run.losses() == pytest.approx(whole.losses(), rel=roundoff("float16 O2") / 4)
+        assert all(found == OTHER_OPTIMIZERS[name] | {"master"} for found in slots_by_name(run, 4).values())
+
+
+@pytest.mark.parametrize("kind", DEEPER)
+def test_a_deeper_model_begins_its_new_parameters_anew(outcomes, kind):
+    """`strict: false`: the third block's moments are those of a new run, the others' go on."""
+    run = outcomes[f"deeper {kind}/2"]
+    assert run.code == 0, run.launched.logs[0][-3000:]
+    tensors = run.tensors(4)
+    for path, updates in {"embedding.position": 4, "blocks.0.mlp.up": 4, "blocks.2.mlp.up": 2}.items():
+        assert float(tensors[f"{path}.weight.beta1_pow"][0]) == pytest.approx(0.9 ** (updates + 1))
