@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
         """Weights, moments and master weights of a checkpoint: `<logical name>` and `<logical name>.<slot>`."""
         saved = self.checkpoint(step)
         slots = {entry.key: (entry.name, entry.slot) for entry in saved.manifest.entries}
-        return {key: saved.read_whole(*slot) for key, slot in slots.items()}
+        return {key: saved.read_whole(*slot).copy() for key, slot in slots.items()}  # `rewrite` may follow
 
 
 def arguments(output: Path, *overrides: str, config: str = TINY) -> list[str]:

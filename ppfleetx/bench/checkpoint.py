@@ -21,7 +21,6 @@ from ppfleetx.checkpoint.manager import CheckpointManager
 from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.checkpoint.snapshot import TrainingState, memory_of
-from ppfleetx.config import load_config
 from ppfleetx.distributed import ParallelContext, Topology
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.resume import read_optimizer, read_weights
@@ -170,7 +169,7 @@ class _Ours:
     """A checkpoint, as a run on one process makes and reads it."""
 
     def __init__(self, folder: Path, state: TrainingState):
-        self._config, self._state, self._step = load_config([str(_TINY)], [], 1).config, state, 0
+        self._state, self._step = state, 0
         self._manager = CheckpointManager(folder, ParallelContext(Topology(0, 1), "cpu", {}, None))
 
     def save(self) -> dict[str, float]:
@@ -192,7 +191,7 @@ class _Ours:
 
         def read(folder: Path) -> Callable[[], None]:
             saved = Checkpoint(folder)
-            restored.update(read_optimizer(self._config, pieces, saved, frozenset(_SLOTS)))
+            restored.update(read_optimizer(pieces, saved, frozenset(_SLOTS)))
             return lambda: read_weights(pieces, saved)
 
         began = time.perf_counter()

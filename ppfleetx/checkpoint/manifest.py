@@ -31,7 +31,7 @@ class Entry:
 
     Attributes:
         name: logical name of the parameter.
-        slot: what of it: "" the weight, or moment1, master, … of the optimizer.
+        slot: what of it: "" the weight, or moment1, … of the optimizer.
         shape: global shape of the tensor, without padding.
         dtype: F32, BF16, …
         box: (start, stop) of each dim.

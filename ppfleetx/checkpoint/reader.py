@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppfleetx.checkpoint.layout import PieceLayout, padded_memory
+from ppfleetx.checkpoint.layout import Part, PieceLayout, padded_memory
 from ppfleetx.checkpoint.manifest import Entry, read_manifest
 from ppfleetx.checkpoint.regions import Box, Region, copy_common, touch, whole
 from ppfleetx.checkpoint.shards import DTYPES, Damaged, Shard
@@ -44,8 +44,8 @@ class Checkpoint:
         return {name: slots[""][0].shape for name, slots in self._entries.items() if "" in slots}
 
     def slots(self, spec: ParameterSpec) -> Set[str]:
-        """What is stored for a parameter of the model: "" (the weight), moment1, …"""
-        return self.slots_of(spec.parts[0] if spec.parts else spec.name)
+        """What is stored for a parameter of the model, or for one of its parts: "" (the weight), moment1, …"""
+        return {slot for name in (spec.parts or (spec.name,)) for slot in self.slots_of(name)}
 
     def slots_of(self, name: str) -> Set[str]:
         """What is stored under a name: "" (the weight), moment1, …"""
@@ -55,16 +55,36 @@ class Checkpoint:
         """What is stored for any parameter."""
         return {entry.slot for entry in self.manifest.entries}
 
-    def read_piece(self, spec: ParameterSpec, box: Box, flat: tuple[int, int] | None, slot: str = "") -> np.ndarray:
-        """The memory of a rank's piece, 1-D; padding is zero. A slot that is one number for the parameter has size 1."""
+    def read_piece(
+        self,
+        spec: ParameterSpec,
+        box: Box,
+        flat: tuple[int, int] | None,
+        slot: str = "",
+        default: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The memory of a rank's piece, 1-D; padding is zero. A slot that is one number for the parameter has size 1.
+
+        Args:
+            spec, box, flat: the piece's.
+            slot: one that is stored for the parameter; for all of its parts, unless there is a default.
+            default: the memory, float32, of which parts are taken that the checkpoint has not; then all comes in float32.
+        """
         layout = PieceLayout(spec, box, flat)
+        stored = [slot in self.slots_of(part.name) for part in layout.parts]
         if slot in SCALAR_SLOTS:
-            return self.read(layout.parts[0].name, slot, whole((1,)))
-        for part in layout.parts:
-            if (shape := self._entries[part.name][slot][0].shape) != part.shape:
-                raise Damaged(f"{self.path}: {part.name} {slot} has shape {list(shape)}, not {list(part.shape)}")
-        memories = [self.read(part.name, slot, part.region) for part in layout.parts]
+            return self.read(layout.parts[stored.index(True)].name, slot, whole((1,)))
+        if default is None:
+            memories = [self._read_part(part, slot) for part in layout.parts]
+        else:
+            given = zip(layout.parts, layout.split(default), stored, strict=True)
+            memories = [float32(self._read_part(part, slot)) if there else own for part, own, there in given]
         return padded_memory(layout.join(memories), box, flat)
+
+    def _read_part(self, part: Part, slot: str) -> np.ndarray:
+        if (shape := self._entries[part.name][slot][0].shape) != part.shape:
+            raise Damaged(f"{self.path}: {part.name} {slot} has shape {list(shape)}, not {list(part.shape)}")
+        return self.read(part.name, slot, part.region)
 
     def read(self, name: str, slot: str, region: Region) -> np.ndarray:
         """The memory of a region of a stored tensor; not to be written to, it may be the file's own."""
@@ -104,6 +124,13 @@ class Checkpoint:
         if memory.dtype != DTYPES[entry.dtype] or memory.size != entry.region.size:
             raise Damaged(f"{self.path / entry.file}: {entry.key} is not what the manifest says")
         return memory
+
+
+def float32(memory: np.ndarray) -> np.ndarray:
+    """The same values; bfloat16, which NumPy does not know, comes as uint16: the upper half of a float32."""
+    if memory.dtype == np.uint16:
+        return (memory.astype(np.uint32) << 16).view(np.float32)
+    return memory.astype(np.float32, copy=False)
 
 
 def rank_file(rank: int) -> str:

@@ -24,7 +24,7 @@ class TrainingState:
 
     Attributes:
         pieces: what this rank holds of the model.
-        optimizer: moments and master weights of these pieces, `<logical name>.<slot>`.
+        optimizer: moments of these pieces, `<logical name>.<slot>`.
         streams: the random streams of this rank (JSON values).
         progress: step, consumed samples, scaler and the like (JSON values).
         run: what writes it: resolved config, layout, versions (JSON values).

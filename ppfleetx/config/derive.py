@@ -31,7 +31,8 @@ class Derived:
     no_recompute_layers: tuple[int, ...] = key((), "blocks that are not recomputed")
     beta1: float = key(0.9, "Adam: decay of the first moment")
     beta2: float = key(0.999, "Adam: decay of the second moment")
-    multi_precision: bool = key(False, "float32 master weights")
+    multi_precision: bool = key(False, "half-precision parameters have float32 masters")
+    use_main_grad: bool = key(False, "gradients of micro-batches add up in float32 where parameters are half")
     decay_steps: int | None = key(
         None, "updates until min_lr; null: the updates of the epochs, known when the data is open", unit="updates"
     )
@@ -69,7 +70,7 @@ class Deriver:
         steps = (
             self._auto_degrees, self._degrees, self._batch_sizes, self._micro_batches, self._sampler_sizes, self._model,
             self._dropout, self._recompute, self._betas, self._multi_precision, self._schedule, self._sample_counts,
-            self._checkpoints, self._force_sequence_keys, self._force_main_grad_keys, self._force_overlap_keys,
+            self._checkpoints, self._force_sequence_keys, self._main_gradients, self._force_overlap_keys,
         )  # fmt: skip
         for step in steps:
             with suppress(Stopped):
@@ -310,11 +311,20 @@ class Deriver:
                 "with sequence_parallel what one stage sends to the next is already 1/mp of the sequence",
             )  # fmt: skip
 
-    def _force_main_grad_keys(self) -> None:
-        layout = self.sections.Distributed
-        main_grad = layout.use_main_grad or self.sections.Engine.mix_precision.use_main_grad
-        if layout.fuse_sequence_parallel_allreduce and main_grad:
+    def _main_gradients(self) -> None:
+        layout, section = self.sections.Distributed, self.sections.Engine.mix_precision
+        given = {layout.use_main_grad, section.use_main_grad} - {None}
+        if len(given) > 1:
+            rule = f"it differs from Engine.mix_precision.use_main_grad {section.use_main_grad}"
+            return self.refuse("Distributed.use_main_grad", layout.use_main_grad, rule, "set one of the two to null")
+        if layout.fuse_sequence_parallel_allreduce and True in given:
             self.force("Distributed.fuse_sequence_parallel_allreduce", False, "it cannot work with use_main_grad")
+        if given:
+            return self.set("use_main_grad", given.pop(), "as given")
+        dtype, level, steps = section.dtype, section.level, self.values["accumulate_steps"]
+        half = section.enable and level == "O2"
+        why = f"mix_precision.enable {section.enable}, level {level}, dtype {dtype}, accumulate_steps {steps}"
+        self.set("use_main_grad", half and (dtype == "float16" or steps > 1), why)
 
     def _force_overlap_keys(self) -> None:
         sharding = self.sections.Distributed.sharding

@@ -49,10 +49,13 @@ class MixPrecisionConfig:
     enable: bool = key(False, "use half precision")
     dtype: str = key("float16", "half precision type; float16 trains with a loss scaler", choices=("float16", "bfloat16"))
     level: str = key("O2", "O1 casts operators, O2 also the parameters (with float32 masters)", choices=("O1", "O2"))
-    scale_loss: float = key(32768.0, "first loss scale of float16; bfloat16 always uses 1", above=0)
+    scale_loss: float = key(32768.0, "first loss scale of float16 for one data rank, × data ranks for all; bfloat16 always uses 1", above=0)
     custom_black_list: list[str] | None = key(None, "operators that stay in float32")
     custom_white_list: list[str] | None = key(None, "operators that always run in half precision")
-    use_main_grad: bool = key(False, "accumulate gradients in float32 where parameters are half (level O2); sharding stages 2 and 3 always do")
+    use_main_grad: bool | None = key(
+        None, "add up the gradients of micro-batches in float32 where parameters are half (level O2); sharding stages 2 and 3 always do",
+        derived="true at level O2 with float16 or accumulate_steps above 1",
+    )
     reduce_dtype: str = key("float32", "type that gradients are summed over ranks in", choices=("float32", "float16", "bfloat16"))
 
 
@@ -244,7 +247,7 @@ class OptimizerConfig:
     lr: LRConfig = section(LRConfig, "learning rate")
     grad_clip: GradClipConfig | None = optional_section("gradient clipping")
     tensor_fusion: bool = key(False, "kept for old files: parameters are updated one by one; not with mp, pp and sep")
-    multi_precision: bool | None = key(None, "float32 master weights", derived="mix_precision.enable")
+    multi_precision: bool | None = key(None, "kept for old files: what the optimizer updates is always float32", derived="mix_precision.enable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +300,7 @@ class DistributedConfig:
     order: list[str] = key(list(AXES), "axes from the outermost (slowest rank) to the innermost", choices=AXES, length=5)
     sharding: ShardingConfig = section(ShardingConfig, "sharded states")
     fuse_sequence_parallel_allreduce: bool = key(False, "kept for old files: these sums travel in buckets anyway; off with use_main_grad")
-    use_main_grad: bool = key(False, "same as Engine.mix_precision.use_main_grad")
+    use_main_grad: bool | None = key(None, "same as Engine.mix_precision.use_main_grad", derived="that")
     pp_recompute_interval: int = key(1, "kept for old files: every recomputed block is a point of its own", at_least=1)
     hcg: str = key("HybridCommunicateGroup", "kept for old files", choices=("HybridCommunicateGroup",))
 

@@ -35,10 +35,13 @@ class Master(EagerParamBase):
 
 
 class WholeMaster(Master):
-    """All of a parameter. The model's keeps the values in the type it computes in, its gradients go on here.
+    """All of a parameter. The model's keeps the values in the type it computes in, its gradients go on here, in float32.
 
-    Each backward pass adds the parameter's complete gradient to `.grad` here, in float32 (the *main gradient*), and leaves
-    none there: a half-precision sum of many micro-batches would lose the small ones. Local.
+    With main gradients each backward pass adds the parameter's complete gradient to `.grad` here and leaves none there: a
+    half-precision sum of many micro-batches would lose the small ones. Without, it is taken once an update. Local.
+
+    The optimizer knows of float32 parameters only. Paddle's own masters (`multi_precision`, 3.3.1) take the loss scale out of
+    half-precision gradients, where small ones become zero, and start from rounded values.
 
     Paddle's own main gradients (`MixPrecisionLayer`, 3.3.1) are never reduced in pure data parallel; these are ordinary
     gradients of ordinary parameters, and are reduced as such.
@@ -46,14 +49,15 @@ class WholeMaster(Master):
     Args:
         parameter: of the model, whose values are taken; afterwards of type `dtype`.
         dtype: type that the model computes in.
+        main_gradients: whether they are kept.
     """
 
-    def __init__(self, parameter: Tensor, dtype: str):
+    def __init__(self, parameter: Tensor, dtype: str, main_gradients: bool):
         super().__init__(parameter, parameter.shape)
         _copy(parameter, "float32")._share_buffer_to(self)
         _copy(self, dtype)._share_buffer_to(parameter)
         self._parameter = parameter
-        if not parameter.stop_gradient:
+        if main_gradients and not parameter.stop_gradient:
             myself = weakref.ref(self)  # what a hook holds, Python's garbage collection cannot see
             parameter._register_backward_hook(lambda *_: _collect(myself()))
 
@@ -62,7 +66,7 @@ class WholeMaster(Master):
         self._parameter.copy_(self.detach().astype(self._parameter.dtype), True)
 
     def collect(self) -> None:
-        """Adds the parameter's gradient to the main gradient and takes it away."""
+        """Adds the parameter's gradient, if there is one, to the one here and takes it away."""
         gradient = self._parameter.grad
         if gradient is None:
             return

@@ -52,8 +52,6 @@ class ShardedParameters:
             difference at stage 1 alone.
     """
 
-    casts_model = True
-
     def __init__(
         self,
         context: ParallelContext,

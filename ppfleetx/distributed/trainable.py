@@ -48,7 +48,8 @@ class Dtypes(NamedTuple):
     Attributes:
         compute: of the model's parameters, and so of a backward pass's gradients.
         reduce: in which gradients are summed over ranks.
-        main_gradients: gradients of several backward passes add up in float32, whatever `compute` says.
+        main_gradients: gradients of several backward passes add up in float32, whatever `compute` says; without, they do in
+            `compute` and become float32 when the last one is there.
     """
 
     compute: str = "float32"
@@ -63,12 +64,10 @@ class Trainable(Protocol):
     """The interface. Every rank holds one and makes the same calls; an update is reduce, norm, scale, updating, after_update.
 
     Attributes:
-        named: what the optimizer updates, by logical name.
-        casts_model: the model's parameters have the type that it computes in, those of `named` are float32.
+        named: what the optimizer updates, by logical name; always float32, as are its gradients after `reduce`.
     """
 
     named: Mapping[str, paddle.Tensor]
-    casts_model: bool
 
     def reduce(self) -> None:
         """Sums gradients over the ranks that saw other data. Losses are divided by the global number of tokens already."""
@@ -110,10 +109,10 @@ class WholeParameters:
         sequence_parallel: bool = False,
         dtypes: Dtypes = FLOAT32,
     ):
-        self.casts_model, self._dtypes = dtypes.main_gradients, dtypes
+        self._dtypes = dtypes
         self._masters: list[WholeMaster] = []
-        if dtypes.main_gradients:
-            masters = {name: WholeMaster(parameter, dtypes.compute) for name, parameter in named.items()}
+        if dtypes.compute != "float32" or dtypes.main_gradients:
+            masters = {name: WholeMaster(one, dtypes.compute, dtypes.main_gradients) for name, one in named.items()}
             self._masters, named = list(masters.values()), masters
         self.named: Mapping[str, paddle.Tensor] = named
         self._context = context
@@ -125,6 +124,8 @@ class WholeParameters:
 
     def reduce(self) -> None:
         """One all-reduce a bucket over the data ranks; with sequence parallel also one of whole parameters over mp."""
+        for master in self._masters:
+            master.collect()
         if self._sequence_parallel:
             self._sum(self._whole, self._tensor_group)
         self._sum(self._parameters, self._context.data_group)

@@ -37,7 +37,7 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str], st
     """The table of what was restored and from where, what was not, and what changed in the config since.
 
     Args:
-        slots: what was restored of the optimizer.
+        slots: what was wanted of the optimizer.
         streams: what became of the random streams.
     """
     progress, run = engine.progress, saved.manifest.run
@@ -84,16 +84,19 @@ def _weights_line(config: Config, saved: Checkpoint) -> str:
     return line
 
 
-def _optimizer_line(config: Config, saved: Checkpoint, restored: Set[str]) -> str:
-    """What was restored of the optimizer."""
-    needed = slots_of(config.Optimizer.name)
-    if not needed:
-        return f"nothing to restore: {config.Optimizer.name} keeps nothing"
-    if lacks := sorted(needed - saved.all_slots()):
-        return f"not restored: {config.Optimizer.name} starts anew, the checkpoint lacks {', '.join(lacks)}"
-    if not restored:
+def _optimizer_line(config: Config, saved: Checkpoint, wanted: Set[str]) -> str:
+    """What was restored of the optimizer; with strict off, of how many parameters it begins anew."""
+    name, names = config.Optimizer.name, wanted_shapes(config)
+    if not slots_of(name):
+        return f"nothing to restore: {name} keeps nothing"
+    if not wanted:
         return "not restored: only weights were wanted"
-    return f"{len({entry.key for entry in saved.manifest.entries if entry.slot in restored})} tensors"
+    lacking = [each for each in names if not wanted <= saved.slots_of(each)]
+    if len(lacking) == len(names):
+        return f"not restored: {name} starts anew, the checkpoint lacks {', '.join(sorted(wanted - saved.all_slots()))}"
+    count = sum(len(wanted) for each in names if each not in lacking)
+    # a frozen parameter has nothing to restore, and is not told from others here
+    return f"{count} tensors" + (f"; none for {len(lacking)} parameters, {lacking[0]} first" if lacking else "")
 
 
 def _samples_line(now: str, before: str | None, anew: bool) -> str:

@@ -7,11 +7,55 @@ import logging
 from typing import Any
 
 import paddle
-from paddle import nn
 
 from ppfleetx.config.schema import MixPrecisionConfig
 
 logger = logging.getLogger("ppfleetx")
+
+
+class LossScaler:
+    """The factor that keeps float16's gradients off zero (Micikevicius et al. 2018, section 3.2).
+
+    By Paddle's rule it is halved by an overflow and doubled after 2000 updates without one.
+
+    Not Paddle's own: it tells of an overflow by a conversion that NumPy 2.4 refuses (Paddle 3.3.1), and looks at the gradients
+    of its own rank, where a step knows already from the norm whether those of all ranks are finite.
+
+    Losses are divided by the tokens of the global batch, so that gradients on one rank are smaller by the data degree than
+    those of the rank's own mean, which `scale_loss` is meant for; so the scale is larger by it.
+
+    Args:
+        scale: first scale, for the mean over the tokens of one data rank.
+        data_degree: data ranks.
+
+    Attributes:
+        scale: present factor on losses.
+    """
+
+    GROWTH_INTERVAL = 2000
+
+    def __init__(self, scale: float, data_degree: int):
+        self._data_degree = data_degree
+        self.scale = scale * data_degree
+        self._good_steps = 0
+
+    def update(self, finite: bool) -> None:
+        """After each update: `finite` says whether the gradients of all ranks were."""
+        self._good_steps = self._good_steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self._good_steps == self.GROWTH_INTERVAL:
+            self.scale *= 2
+            self._good_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; the scale as for one data rank, so that it fits any number of them."""
+        return {"scale_per_data_rank": self.scale / self._data_degree, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts back what `state_dict` gave."""
+        self.scale = state["scale_per_data_rank"] * self._data_degree
+        self._good_steps = state["good_steps"]
 
 
 class Precision:
@@ -20,15 +64,20 @@ class Precision:
     Args:
         section: `Engine.mix_precision`.
         device: device kind; on "cpu" the section is set aside with one warning, since Paddle has no half kernels there.
+        data_degree: data ranks of the run.
+
+    Attributes:
+        enabled: half precision is used.
+        scaler: of float16; None: nothing is scaled.
     """
 
-    def __init__(self, section: MixPrecisionConfig, device: str):
+    def __init__(self, section: MixPrecisionConfig, device: str, data_degree: int):
         self.section = section
         self.enabled = section.enable and device != "cpu"
         if section.enable and not self.enabled:
             logger.warning("mixed precision does not exist on a CPU: running in float32")
-        dynamic = self.enabled and section.dtype == "float16"
-        self.scaler = paddle.amp.GradScaler(init_loss_scaling=section.scale_loss) if dynamic else None
+        scaled = self.enabled and section.dtype == "float16"
+        self.scaler = LossScaler(section.scale_loss, data_degree) if scaled else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context that forward runs in."""
@@ -42,34 +91,22 @@ class Precision:
             dtype=self.section.dtype,
         )
 
-    def decorate(self, model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> None:
-        """At level O2 casts the parameters in place; the optimizer then keeps float32 masters."""
-        if self.enabled and self.section.level == "O2":
-            paddle.amp.decorate(
-                models=model, optimizers=optimizer, level="O2", dtype=self.section.dtype, master_weight=True
-            )
-
     def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
         """The loss to call backward on."""
-        return loss if self.scaler is None else self.scaler.scale(loss)
+        return loss if self.scaler is None else loss * self.scaler.scale
 
     def loss_scale(self) -> float:
         """The present loss scale (1 without a scaler)."""
-        return 1.0 if self.scaler is None else float(self.scaler.state_dict()["scale"].item())
+        return 1.0 if self.scaler is None else self.scaler.scale
 
     def state_dict(self) -> dict[str, Any]:
         """The scaler's state as plain numbers; {} without one."""
-        if self.scaler is None:
-            return {}
-        return {
-            name: value.item() if hasattr(value, "item") else value for name, value in self.scaler.state_dict().items()
-        }
+        return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts back what `state_dict` gave."""
+        """Puts back what `state_dict` gave; {} leaves a scaler as it is."""
         if self.scaler is not None and state:
-            tensors = {"scale": paddle.to_tensor([state["scale"]], dtype="float32")}
-            self.scaler.load_state_dict({**state, **tensors})
+            self.scaler.load_state_dict(state)
 
 
 def parameter_dtype(section: MixPrecisionConfig, device: str) -> str:

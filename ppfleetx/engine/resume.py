@@ -17,16 +17,16 @@ import yaml
 import ppfleetx
 from ppfleetx.checkpoint.compare import setting
 from ppfleetx.checkpoint.manager import KEY
-from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint, rank_file
+from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint, float32, rank_file
 from ppfleetx.checkpoint.shards import Damaged
-from ppfleetx.checkpoint.snapshot import TrainingState, dtype_of, memory_of
+from ppfleetx.checkpoint.snapshot import TrainingState, host_copy, memory_of
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.distributed import seed_streams
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.ledger import ledger, wanted_shapes
 from ppfleetx.engine.progress import Progress
-from ppfleetx.optim.optimizer import MASTER, initial_slot, load_optimizer_state, optimizer_state, slots_of
+from ppfleetx.optim.optimizer import load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:
     from ppfleetx.engine.engine import Engine
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HEADS = "Model.num_attention_heads"
+_STRICT = "Engine.save_load.strict"
+#: slot of float32 values beside half-precision weights, as runs stored them up to part 4; now the weights are float32
+_MASTER = "master"
 
 logger = logging.getLogger("ppfleetx")
 
@@ -75,12 +78,15 @@ def read(engine: Engine, data: RunData, path: Path, weights_only: bool = False) 
     if not (starts_anew or weights_only or saved.manifest.progress):
         rule, fix = "it holds weights only, so no run can go on from it", "-o Engine.save_load.weights_only=true"
         raise UserError(Problem(KEY, str(path), rule, fix))
-    slots = frozenset() if starts_anew or weights_only else _checked(saved, lambda: _restorable(engine.config, saved))
-    optimizer = _checked(saved, lambda: read_optimizer(engine.config, engine.trainable.pieces(), saved, slots))
+    pieces = engine.trainable.pieces()
+    slots = frozenset() if starts_anew or weights_only else slots_of(engine.config.Optimizer.name)
+    if engine.config.Engine.save_load.strict:
+        _check_complete(engine.config, pieces, saved, slots)
+    optimizer = _checked(saved, lambda: read_optimizer(pieces, saved, slots))
     position = None if starts_anew or not saved.manifest.progress else _checked(saved, lambda: _position(engine, saved))
 
     def put() -> None:
-        _checked(saved, lambda: read_weights(engine.trainable.pieces(), saved))
+        _checked(saved, lambda: read_weights(pieces, saved))
         engine.trainable.after_load()
         load_optimizer_state(engine.optimizer, engine.trainable.named, optimizer)
         if position is not None:
@@ -110,12 +116,10 @@ class _Position(NamedTuple):
 def _position(engine: Engine, saved: Checkpoint) -> _Position:
     """What the checkpoint says of progress and random streams; Damaged if it makes no sense."""
     counters = dict(saved.manifest.progress)
-    scaler = counters.pop("scaler", {})
+    scaler = _scaler(counters.pop("scaler", {}), saved.manifest.run.get("layout"))
     known = {field.name for field in fields(Progress)}
     if counters.keys() != known or not all(type(n) is int and 0 <= n < 2**62 for n in counters.values()):
         raise Damaged(f"its progress is {counters}")
-    if not isinstance(scaler, dict) or (scaler and "scale" not in scaler):
-        raise Damaged(f"its scaler is {scaler}")
     progress = Progress(**counters)
     if not _same_places(engine, saved):
         return _Position(progress, scaler, None, "seeded anew: the layout is another one")
@@ -126,6 +130,19 @@ def _position(engine: Engine, saved: Checkpoint) -> _Position:
     if there != here:  # a generator's state fits its own kind
         return _Position(progress, scaler, None, f"seeded anew: the device is another one, {there} → {here}")
     return _Position(progress, scaler, streams, "to the bit")
+
+
+def _scaler(stored: Any, layout: Any) -> dict[str, Any]:
+    """The loss scaler's state. Up to part 4 it was that of Paddle's: the scale of all data ranks of the layout together."""
+    try:
+        if "scale" in stored:
+            data_degree = layout["dp"] * layout["sharding"]
+            stored = {"scale_per_data_rank": stored["scale"] / data_degree, "good_steps": stored["incr_count"]}
+        if stored and not (stored["scale_per_data_rank"] > 0 <= stored["good_steps"]):
+            raise ValueError("a number in it is negative")
+        return dict(stored)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"its loss scaler is {stored}: {error!r}") from None
 
 
 def _go_to(engine: Engine, position: _Position) -> None:
@@ -143,51 +160,48 @@ def _go_to(engine: Engine, position: _Position) -> None:
         raise Damaged(f"{rank_file(topology.device_rank)}: {error}") from None
 
 
-def read_optimizer(
-    config: Config, pieces: Sequence[Piece], saved: Checkpoint, slots: Set[str]
-) -> dict[str, paddle.Tensor]:
-    """New tensors for what is stored of these slots, `<logical name>.<slot>`, and for the master weights of half-precision
-    pieces: between runs in half and in full precision the float32 values go on."""
+def read_optimizer(pieces: Sequence[Piece], saved: Checkpoint, slots: Set[str]) -> dict[str, paddle.Tensor]:
+    """New tensors for what is stored of these slots, `<logical name>.<slot>`. What a part of a parameter lacks is 0, as it is
+    when a run begins."""
     found: dict[str, paddle.Tensor] = {}
     for piece in pieces:
-        stored = saved.slots(piece.tensor.spec)
-        if not stored:  # with strict off: as in a new run
-            fresh = {f"{piece.name}.{slot}": initial_slot(config, slot, piece.tensor.shape) for slot in slots}
-            found |= fresh
-            continue
-        wanted = {slot: slot for slot in slots & stored}
-        if piece.tensor.dtype != paddle.float32:
-            wanted[MASTER] = MASTER if MASTER in stored else ""
-        for slot, source in wanted.items():
-            memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, source)
-            if slot == MASTER and memory.dtype != np.float32:
-                continue  # half-precision weights without masters: the first update makes them
+        if piece.tensor.stop_gradient:
+            continue  # frozen: the optimizer keeps nothing for it
+        for slot in slots & saved.slots(piece.tensor.spec):
+            zeros = np.zeros(piece.tensor.size, np.float32) if _lacks(saved, piece, slot) else None
+            memory = float32(saved.read_piece(piece.tensor.spec, piece.box, piece.flat, slot, zeros))
             shape = [1] if slot in SCALAR_SLOTS else piece.tensor.shape
             found[f"{piece.name}.{slot}"] = _tensor(memory, shape, piece.tensor)
     return found
 
 
 def read_weights(pieces: Sequence[Piece], saved: Checkpoint) -> None:
-    """Fills the pieces, in place; from the stored weight if it has the piece's type, else from the master weight."""
+    """Fills the pieces, in place; from the float32 masters of a half-precision weight, where a run stored both."""
     for piece in pieces:
+        assert piece.tensor.dtype == paddle.float32
         stored = saved.slots(piece.tensor.spec)
         if not stored:
             continue  # with strict off: it stays as it is
-        memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat)
-        if memory.dtype != dtype_of(piece.tensor) and MASTER in stored:
-            memory = saved.read_piece(piece.tensor.spec, piece.box, piece.flat, MASTER)
-        if memory.dtype == dtype_of(piece.tensor) and piece.tensor.place.is_cpu_place():
+        slot = _MASTER if _MASTER in stored else ""
+        present = memory_of(host_copy(piece.tensor)) if _lacks(saved, piece, slot) else None
+        memory = float32(saved.read_piece(piece.tensor.spec, piece.box, piece.flat, slot, present))
+        if piece.tensor.place.is_cpu_place():
             memory_of(piece.tensor)[:] = memory
         else:
-            value = paddle.to_tensor(memory.reshape(piece.tensor.shape))  # uint16 becomes bfloat16
-            piece.tensor.copy_(value.astype(piece.tensor.dtype), True)
+            piece.tensor.copy_(paddle.to_tensor(memory.reshape(piece.tensor.shape)), True)
+
+
+def _lacks(saved: Checkpoint, piece: Piece, slot: str) -> bool:
+    """Whether the slot is not stored for a part of the parameter (a query without key and value, say)."""
+    spec = piece.tensor.spec
+    return any(slot not in saved.slots_of(name) for name in spec.parts or (spec.name,))
 
 
 def _tensor(memory: np.ndarray, shape: Sequence[int], like: paddle.Tensor) -> paddle.Tensor:
-    """A new tensor where `like` is (offloaded states are on the host); uint16 becomes bfloat16."""
+    """A new float32 tensor where `like` is (offloaded states are on the host)."""
     if not like.place.is_cpu_place():
         return paddle.to_tensor(memory.reshape(shape))
-    tensor = paddle.empty(shape, "bfloat16" if memory.dtype == np.uint16 else str(memory.dtype), device="cpu")
+    tensor = paddle.empty(shape, "float32", device="cpu")
     memory_of(tensor)[:] = memory  # straight from the file
     return tensor
 
@@ -234,19 +248,22 @@ def _checked(saved: Checkpoint, work: Callable[[], T]) -> T:
         raise UserError(Problem(KEY, str(saved.path), f"the checkpoint is damaged: {error}")) from None
 
 
-def _restorable(config: Config, saved: Checkpoint) -> frozenset[str]:
-    """The slots of this run's optimizer, if the checkpoint has all of them; none otherwise: it starts anew.
+def _check_complete(config: Config, pieces: Sequence[Piece], saved: Checkpoint, slots: Set[str]) -> None:
+    """Refuses a checkpoint without what this run's optimizer goes on from: it would begin anew beside trained weights. What
+    the optimizer that wrote it does not keep cannot be there: who takes another one begins its part anew, and is told.
 
-    Raises:
-        Damaged: some parameters have them, and others have not.
+    Only this rank's pieces: ranks agree on a refusal later.
     """
-    needed = slots_of(config.Optimizer.name)
-    if not needed <= saved.all_slots():
-        return frozenset()
-    for name in saved.shapes():
-        if lacks := sorted(needed - saved.slots_of(name)):
-            raise Damaged(f"it has no {lacks[0]} of {name}, which others have")
-    return needed
+    wrote = setting(saved.manifest.run.get("config"), "Optimizer.name")
+    expected = slots & slots_of(wrote) if wrote is not None else slots
+    for piece in pieces:
+        if piece.tensor.stop_gradient:
+            continue
+        for slot in sorted(expected):
+            if _lacks(saved, piece, slot):
+                rule = f"it has no {slot} of {piece.name}, from which {config.Optimizer.name} goes on"
+                fix = f"-o {_STRICT}=false begins anew what is missing; weights_only=true takes the weights into a new run"
+                raise UserError(Problem(KEY, str(saved.path), rule, fix))
 
 
 def _same_places(engine: Engine, saved: Checkpoint) -> bool:

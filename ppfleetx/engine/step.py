@@ -23,7 +23,7 @@ from ppfleetx.distributed.trainable import Dtypes, Trainable, WholeParameters
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.precision import Precision, parameter_dtype
 from ppfleetx.layers.edges import Edges
-from ppfleetx.layers.loss import ParallelCrossEntropy
+from ppfleetx.layers.loss import IGNORE_INDEX, ParallelCrossEntropy
 from ppfleetx.layers.parameter import logical_parameters
 from ppfleetx.models.pieces import PieceList
 from ppfleetx.models.registry import build_model, summary
@@ -68,9 +68,7 @@ class TrainStep:
         self.context, self.model, self.trainable, self.optimizer = context, model, trainable, optimizer
         self.micro_batch_size = config.Global.micro_batch_size
         self.clip_norm = config.Optimizer.grad_clip.clip_norm if config.Optimizer.grad_clip else 0.0
-        self.precision = Precision(config.Engine.mix_precision, config.Global.device)
-        if not trainable.casts_model:
-            self.precision.decorate(model, optimizer)
+        self.precision = Precision(config.Engine.mix_precision, config.Global.device, config.derived.data_degree)
         self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
         assert config.Data.Train is not None
         self.pipeline = make_pipeline(config, context, config.Data.Train)
@@ -87,27 +85,26 @@ class TrainStep:
             mean_loss = self._forward_backward(batch)
         self.trainable.reduce()
         loss, norm = paddle.stack([mean_loss, self.trainable.norm()]).tolist()  # the one wait for the device
-        norm /= self.precision.loss_scale()
-        finite = math.isfinite(norm) and math.isfinite(loss)
-        scaler = self.precision.scaler
+        scaler, scale = self.precision.scaler, self.precision.loss_scale()
+        norm /= scale
+        finite = math.isfinite(norm) and math.isfinite(loss)  # alike on all ranks, as both numbers are
         if not finite and scaler is None:
             raise NotFinite(f"loss {loss}, gradient norm {norm}")
+        if finite:
+            clipped = self.clip_norm / norm if 0 < self.clip_norm < norm else 1.0
+            self._apply(learning_rate, clipped / scale)
         if scaler is not None:
-            if not finite:
-                self.trainable.scale(math.nan)  # a scaler looks at its own rank only: let all see what one saw
-            scaler.unscale_(self.optimizer)
-        if finite and 0 < self.clip_norm < norm:
-            self.trainable.scale(self.clip_norm / norm)
-        with self.trainable.updating():
-            self.optimizer.set_lr(learning_rate)
-            if scaler is None:
-                self.optimizer.step()
-            else:
-                scaler.step(self.optimizer)  # skips where unscale_ found an overflow
-        if scaler is not None:
-            scaler.update()
+            scaler.update(finite)
         self.trainable.after_update()
         return StepResult(loss, norm, finite)
+
+    def _apply(self, learning_rate: float, factor: float) -> None:
+        """The optimizer's step with the gradients times `factor`."""
+        if factor != 1.0:
+            self.trainable.scale(factor)
+        with self.trainable.updating():
+            self.optimizer.set_lr(learning_rate)
+            self.optimizer.step()
 
     def evaluate(self, batch: Batch) -> tuple[float, float]:
         """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
@@ -117,7 +114,7 @@ class TrainStep:
             len(micro_batches), lambda i, x, chunk: self._compute(micro_batches[i], x, chunk)
         )
         total = sum((float(loss.item()) for loss in losses), 0.0)
-        own = float(batch.loss_mask.sum()) if self.pipeline.is_last else 0.0
+        own = _predicted_tokens(batch) if self.pipeline.is_last else 0.0
         sums = all_reduce_sum_(paddle.to_tensor([total, own], dtype="float64"), self.context.data_group)
         loss_sum, tokens = all_reduce_sum_(sums, self.context.group("pp")).tolist()
         return loss_sum, tokens
@@ -154,7 +151,7 @@ class TrainStep:
 
     def _global_tokens(self, batch: Batch) -> float:
         """Predicted tokens of the global batch."""
-        own = float(batch.loss_mask.sum())
+        own = _predicted_tokens(batch)
         if self.context.data_group is None:
             return own
         return float(all_reduce_sum_(paddle.to_tensor(own, dtype="float64"), self.context.data_group).item())
@@ -177,6 +174,11 @@ class TrainStep:
         starts = range(0, len(batch.ids), self.micro_batch_size)
         arrays = (batch.ids, batch.labels, batch.loss_mask)
         return [tuple(paddle.to_tensor(array[at : at + self.micro_batch_size]) for array in arrays) for at in starts]
+
+
+def _predicted_tokens(batch: Batch) -> float:
+    """Places of the batch that the loss counts."""
+    return float((batch.loss_mask * (batch.labels != IGNORE_INDEX)).sum())
 
 
 def make_pipeline(config: Config, context: ParallelContext, data: SplitConfig) -> Pipeline:
@@ -211,9 +213,8 @@ def make_trainable(config: Config, context: ParallelContext, model: PieceList) -
     precision, sharding = config.Engine.mix_precision, config.Distributed.sharding
     sequence_parallel = edges_of(config, context).sequence_parallel
     compute = parameter_dtype(precision, config.Global.device)
-    main_gradients = precision.use_main_grad or config.Distributed.use_main_grad
     # float32 parameters have float32 gradients anyway
-    dtypes = Dtypes(compute, precision.reduce_dtype, main_gradients and compute != "float32")
+    dtypes = Dtypes(compute, precision.reduce_dtype, config.derived.use_main_grad and compute != "float32")
     if sharding.sharding_degree > 1:
         pieces = [piece for chunk in model.chunks for piece in chunk]
         return ShardedParameters(context, pieces, sharding, sequence_parallel, dtypes)

@@ -13,6 +13,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from ppfleetx.layers.dropout import CUT, Dropout
+from ppfleetx.layers.kernels import has_kernel
 from ppfleetx.layers.linear import ColumnParallelLinear, RowParallelLinear
 from ppfleetx.layers.parameter import ParameterMaker
 from ppfleetx.layers.recompute import RecomputePlan
@@ -107,11 +108,11 @@ class CoreAttention(nn.Layer):
     def _softmax(self, scores: paddle.Tensor) -> paddle.Tensor:
         """Masked softmax in float32, back in the type of the scores."""
         divisor, dtype = self.options.qk_divisor, scores.dtype
-        if self.options.fused_softmax and divisor == 1 and scores.place.is_gpu_place():
-            return paddle.incubate.softmax_mask_fuse_upper_triangle(scores)
         scores = scores.astype("float32")
         if divisor != 1:
             scores = scores * divisor
+        if self.options.fused_softmax and _fits_fused_softmax(scores):
+            return paddle.incubate.softmax_mask_fuse_upper_triangle(scores).astype(dtype)
         return F.softmax(scores + _causal_mask(scores.shape[-1]), axis=-1).astype(dtype)
 
     def _flash(self, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
@@ -121,6 +122,12 @@ class CoreAttention(nn.Layer):
         with self.dropout.tracker.rng_state(self.dropout.stream):
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True, training=self.training)
         return out.transpose([1, 0, 2, 3])
+
+
+def _fits_fused_softmax(scores: paddle.Tensor) -> bool:
+    """Whether there is a fused kernel for scores [b, n, s, s]: it wants 32 ≤ s ≤ 16384, and whole blocks of up to 8 rows."""
+    length = scores.shape[-1]
+    return 32 <= length <= 16384 and length % 8 == 0 and has_kernel("fused_softmax_mask_upper_triangle", scores)
 
 
 def _repeat(x: paddle.Tensor, times: int) -> paddle.Tensor:

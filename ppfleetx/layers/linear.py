@@ -15,6 +15,7 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from ppfleetx.layers.edges import Edges
+from ppfleetx.layers.kernels import has_kernel
 from ppfleetx.layers.parameter import ParameterMaker
 
 
@@ -24,7 +25,7 @@ class _Linear(nn.Layer):
         self.weight = maker.create(self, f"{path}.weight")
         self.bias = maker.create(self, f"{path}.bias") if f"{path}.bias" in maker.specs else None
         self.edges = maker.edges
-        self._linear = _fused_linear() if fused else F.linear
+        self._linear = _fused_linear if fused else F.linear
 
 
 class ColumnParallelLinear(_Linear):
@@ -90,10 +91,8 @@ class RowParallelLinear(_Linear):
         return y if self.bias is None else y + self.bias  # added once, after the sum
 
 
-def _fused_linear():  # type: ignore[no-untyped-def]
-    """Matmul and bias in one cuBLASLt kernel; it exists in GPU builds only."""
-    if not paddle.is_compiled_with_cuda():
-        return F.linear
-    from paddle.incubate.nn.functional import fused_linear
-
-    return fused_linear
+def _fused_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """Matmul and bias in one cuBLASLt kernel, where the device has it."""
+    if bias is None or not has_kernel("fused_gemm_epilogue", x):
+        return F.linear(x, weight, bias)
+    return paddle.incubate.nn.functional.fused_linear(x, weight, bias)

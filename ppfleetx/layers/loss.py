@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -15,6 +16,11 @@ from ppfleetx.layers.edges import Edges
 if TYPE_CHECKING:
     from paddle.distributed.communication.group import Group
 
+#: label of a place that is not predicted: its loss and its gradient are 0 (the value of Paddle and Hugging Face)
+IGNORE_INDEX = -100
+#: Paddle's CPU kernel (3.3.1) exponentiates no less than -64, so a loss from here on may be too small
+_CAPPED_FROM = 63.9
+
 
 class ParallelCrossEntropy(nn.Layer):
     """−log softmax(logits)[label], in float32, with the vocabulary padding taken out of the softmax.
@@ -22,8 +28,7 @@ class ParallelCrossEntropy(nn.Layer):
     The logits stay cut: what the tensor group exchanges is two sums and a maximum a token.
 
     Args:
-        vocab_size: columns that are tokens; further ones are padding. They are cut off rather than masked: Paddle's softmax
-            clips what it exponentiates, so that masked columns would get gradients of about 1e-30 instead of none.
+        vocab_size: columns that are tokens; further ones are padding.
         edges: this rank's edges.
     """
 
@@ -33,42 +38,78 @@ class ParallelCrossEntropy(nn.Layer):
         self.edges = edges or Edges()
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-        """logits [s, b, V/mp], labels int64 [s, b] in 0..vocab_size-1 → losses float32 [s, b]."""
+        """logits [s, b, V/mp], labels int64 [s, b] in 0..vocab_size-1 or `IGNORE_INDEX` → losses float32 [s, b].
+
+        A loss on an accelerator is NaN where the label is neither: to look for such labels the host would have to wait.
+
+        Raises:
+            ValueError: on a CPU, for such a label.
+        """
+        counts = labels != IGNORE_INDEX
+        wrong = counts & ((labels < 0) | (labels >= self.vocab_size))
+        if labels.place.is_cpu_place() and wrong.any():
+            found = labels.masked_select(wrong)[0].item()
+            raise ValueError(f"labels must lie in 0..{self.vocab_size - 1} or be {IGNORE_INDEX}, and {found} is there")
+        losses = self._losses(logits, labels, counts)
+        return losses if labels.place.is_cpu_place() else losses.masked_fill(wrong, math.nan)
+
+    def _losses(self, logits: paddle.Tensor, labels: paddle.Tensor, counts: paddle.Tensor) -> paddle.Tensor:
         start = self.edges.mp_rank * logits.shape[-1]
         tokens = min(max(self.vocab_size - start, 0), logits.shape[-1])
-        if self.edges.tensor is not None:
-            return _CutCrossEntropy.apply(logits, labels - start, tokens, self.edges.tensor)
-        if tokens < logits.shape[-1]:
-            logits = logits[..., :tokens]
-        return F.cross_entropy(logits.astype("float32"), labels, reduction="none")
+        if self.edges.tensor is None and tokens == logits.shape[-1]:
+            losses = F.cross_entropy(logits.astype("float32"), labels, reduction="none", ignore_index=IGNORE_INDEX)
+            if not losses.place.is_cpu_place() or losses.max() < _CAPPED_FROM:
+                return losses
+        return _CutCrossEntropy.apply(logits, labels - start, counts.astype("float32"), tokens, self.edges.tensor)
 
 
 class _CutCrossEntropy(PyLayer):
-    """The loss from each rank's columns; a rank may hold no token at all, only padding."""
+    """The loss from each rank's columns, of which the last may be padding; a rank may hold nothing else."""
 
     @staticmethod
-    def forward(ctx: Any, logits: paddle.Tensor, labels: paddle.Tensor, tokens: int, group: Group) -> paddle.Tensor:
-        """labels count from this rank's first column; the first `tokens` columns are no padding."""
-        kept = logits.astype("float32")
-        if tokens < logits.shape[-1]:
-            columns = paddle.arange(logits.shape[-1])
-            kept = paddle.where(columns < tokens, kept, paddle.full([], -1e30, "float32"))
-        peak = kept.max(-1, keepdim=True)
-        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
-        shifted = kept - peak
-        powers = shifted.exp()  # 0 for padding
+    def forward(
+        ctx: Any,
+        logits: paddle.Tensor,
+        labels: paddle.Tensor,
+        counts: paddle.Tensor,
+        tokens: int,
+        group: Group | None,
+    ) -> paddle.Tensor:
+        """labels count from this rank's first column; counts is 1 where they are to be predicted, else 0; the first `tokens`
+        columns are no padding."""
+        wide = logits.astype("float32")
+        peak = _peak(wide, tokens, group)
+        powers = (wide - peak).exp()
+        if tokens < wide.shape[-1]:
+            powers[..., tokens:] = (
+                0.0  # in place: a copy without padding, and its gradient, would take 16 % of a small step
+            )
+        index = labels.clip(0, wide.shape[-1] - 1).unsqueeze(-1)
         mine = ((labels >= 0) & (labels < tokens)).astype("float32").unsqueeze(-1)
-        index = labels.clip(0, logits.shape[-1] - 1).unsqueeze(-1)
-        picked = paddle.take_along_axis(shifted, index, -1) * mine
-        sums = paddle.concat([powers.sum(-1, keepdim=True), picked], -1)  # [s, b, 2]
-        dist.all_reduce(sums, group=group)
-        total, picked = sums[..., :1], sums[..., 1:]
-        ctx.save_for_backward(powers / total, index, mine)
+        picked = (paddle.take_along_axis(wide, index, -1) - peak) * mine
+        sums = paddle.stack([powers.sum(-1, keepdim=True), picked])  # [2, s, b, 1]
+        if group is not None:
+            dist.all_reduce(sums, group=group)
+        total, picked = sums[0], sums[1]
+        ctx.save_for_backward(powers, counts.unsqueeze(-1) / total, index, mine * counts.unsqueeze(-1))
         ctx.dtype = logits.dtype
-        return (total.log() - picked).squeeze(-1)
+        return (total.log() - picked).squeeze(-1) * counts
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        probabilities, index, mine = ctx.saved_tensor()
-        hits = paddle.zeros_like(probabilities).put_along_axis(index, mine, -1)
-        return ((probabilities - hits) * gradient.unsqueeze(-1)).astype(ctx.dtype)
+        powers, share, index, mine = ctx.saved_tensor()
+        gradient = gradient.unsqueeze(-1)
+        result = powers * (share * gradient)  # powers · share is the softmax, or 0
+        result.put_along_axis_(index, -mine * gradient, -1, reduce="add")
+        return result.astype(ctx.dtype)
+
+
+def _peak(wide: paddle.Tensor, tokens: int, group: Group | None) -> paddle.Tensor:
+    """The largest logit of each place that is no padding, over the group: [s, b, V/mp] → [s, b, 1]."""
+    if tokens:
+        peak = wide[..., :tokens].max(-1, keepdim=True)
+    else:
+        peak = paddle.full([*wide.shape[:-1], 1], -1e30, "float32")
+    if group is not None:
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=group)
+    return peak

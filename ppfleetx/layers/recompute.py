@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import paddle
 from paddle.distributed.fleet.utils import recompute
 
 
@@ -27,7 +28,16 @@ class RecomputePlan:
         """
         if part != self.granularity or block in self.exempt:
             return _plain
-        return recompute
+        return _recompute
+
+
+def _recompute(function: Callable[..., Any], *args: paddle.Tensor) -> Any:
+    """Paddle's `recompute` gives gradients only where one of `args` has one (3.3.1). After frozen layers none has, and what is
+    trained inside would get no gradient, with no more than a warning."""
+    if paddle.is_grad_enabled() and all(tensor.stop_gradient for tensor in args):
+        args = tuple(tensor.detach() for tensor in args)
+        args[0].stop_gradient = False
+    return recompute(function, *args)
 
 
 def _plain(function: Callable[..., Any], *args: Any) -> Any:

@@ -8,29 +8,21 @@ import paddle
 
 from ppfleetx.config import Config
 
-#: Paddle's accumulator suffixes → the name we store them under
-_SLOTS = {
-    "moment1_0": "moment1",
-    "moment2_0": "moment2",
-    "beta1_pow_acc_0": "beta1_pow",
-    "beta2_pow_acc_0": "beta2_pow",
-    "velocity_0": "velocity",
+#: what we store → Paddle's name of that accumulator
+_ACCUMULATORS = {
+    "moment1": "moment1",
+    "moment2": "moment2",
+    "beta1_pow": "beta1_pow_acc",
+    "beta2_pow": "beta2_pow_acc",
+    "velocity": "velocity",
 }
-MASTER = "master"
 
 
 def slots_of(name: str) -> frozenset[str]:
-    """What the optimizer called `Optimizer.name` keeps for a parameter, master weights apart."""
+    """What the optimizer called `Optimizer.name` keeps for a parameter."""
     if name == "SGD":
         return frozenset()
     return frozenset({"velocity"} if name == "Momentum" else {"moment1", "moment2", "beta1_pow", "beta2_pow"})
-
-
-def initial_slot(config: Config, slot: str, shape: Sequence[int]) -> paddle.Tensor:
-    """What the optimizer of the config begins with: 0, and for the powers of Adam's betas the betas themselves, [1]."""
-    if slot in ("beta1_pow", "beta2_pow"):
-        return paddle.full([1], getattr(config.derived, slot.removesuffix("_pow")), "float32")
-    return paddle.zeros(shape, "float32")
 
 
 def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> paddle.optimizer.Optimizer:
@@ -41,7 +33,7 @@ def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> 
 
     Args:
         config: the run's configuration.
-        parameters: by logical name.
+        parameters: by logical name, float32; frozen ones are left as they are.
     """
     section, derived = config.Optimizer, config.derived
     every = list(parameters.values())
@@ -51,14 +43,13 @@ def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> 
         decayed = {parameter.name for parameter in every if parameter.spec.decay}
         return paddle.optimizer.AdamW(
             parameters=every, weight_decay=section.weight_decay, apply_decay_param_fun=decayed.__contains__,
-            multi_precision=derived.multi_precision, **adam, **common,
+            **adam, **common,
         )  # fmt: skip
     groups = [
         {"params": [parameter for parameter in every if parameter.spec.decay], "weight_decay": section.weight_decay},
         {"params": [parameter for parameter in every if not parameter.spec.decay], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    common["multi_precision"] = derived.multi_precision
     if section.name == "Adam":
         return paddle.optimizer.Adam(parameters=groups, **adam, **common)
     if section.name == "Momentum":
@@ -69,37 +60,37 @@ def build_optimizer(config: Config, parameters: Mapping[str, paddle.Tensor]) -> 
 def optimizer_state(
     optimizer: paddle.optimizer.Optimizer, parameters: Mapping[str, paddle.Tensor]
 ) -> dict[str, paddle.Tensor]:
-    """The optimizer's tensors as `<logical name>.<slot>`; empty before the first update.
+    """The optimizer's tensors as `<logical name>.<slot>`, complete also where no update was made yet. Local.
 
-    Paddle's own keys begin with `parameter.name`, a counter of this process that no file may hold.
+    Paddle (3.3.1) keeps accumulators by kind and then by `parameter.name`, a counter of this process that no file may hold.
     """
-    state = optimizer.state_dict()
-    masters = state.get("master_weights", {})
-    named = {}
-    for logical, parameter in parameters.items():
-        for suffix, slot in _SLOTS.items():
-            if (key := f"{parameter.name}_{suffix}") in state:
-                named[f"{logical}.{slot}"] = state[key]
-        if parameter.name in masters:
-            named[f"{logical}.{MASTER}"] = masters[parameter.name]
-    return named
+    _make_accumulators(optimizer, [one for one in parameters.values() if not one.stop_gradient])
+    kept = optimizer._accumulators
+    return {
+        f"{logical}.{slot}": kept[kind][parameter.name]
+        for logical, parameter in parameters.items()
+        for slot, kind in _ACCUMULATORS.items()
+        if parameter.name in kept.get(kind, {})
+    }
 
 
 def load_optimizer_state(
     optimizer: paddle.optimizer.Optimizer, parameters: Mapping[str, paddle.Tensor], named: Mapping[str, paddle.Tensor]
 ) -> None:
-    """Puts back what `optimizer_state` gave; accumulators that do not exist yet are filled when the first update makes them.
+    """Puts back what `optimizer_state` gave, or a part of it; what is missing begins as in a new run. Local."""
+    if not named:  # an evaluation has no use for accumulators
+        return
+    for key, tensor in optimizer_state(optimizer, parameters).items():
+        if key in named:
+            tensor.copy_(named[key].reshape(tensor.shape), True)  # set_value would move it to the default device
 
-    Nothing, or all slots of all parameters: Paddle does not take less.
-    """
-    state: dict[str, object] = {}
-    masters = {}
-    for logical, parameter in parameters.items():
-        for suffix, slot in _SLOTS.items():
-            if (value := named.get(f"{logical}.{slot}")) is not None:
-                state[f"{parameter.name}_{suffix}"] = value
-        if (value := named.get(f"{logical}.{MASTER}")) is not None:
-            masters[parameter.name] = value
-    if masters:
-        state["master_weights"] = masters
-    optimizer.set_state_dict(state)
+
+def _make_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: Sequence[paddle.Tensor]) -> None:
+    """What the first update does otherwise, once (Paddle 3.3.1); accumulators lie where the parameters do."""
+    device = paddle.get_device()
+    if all(parameter.place.is_cpu_place() for parameter in parameters):  # offloaded ones are on the host
+        paddle.set_device("cpu")
+    try:
+        optimizer._create_accumulators(paddle.static.default_main_program().global_block(), list(parameters))
+    finally:
+        paddle.set_device(device)

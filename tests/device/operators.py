@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+
+from ppfleetx.distributed import get_rng_state_tracker
+from ppfleetx.layers.attention import AttentionOptions, CoreAttention
+from ppfleetx.layers.dropout import CUT, Dropout
 
 FLOAT32, FLOAT16, BFLOAT16 = "float32", "float16", "bfloat16"
 MASK = np.triu(np.full([32, 32], -1e30, "float32"), 1)
@@ -78,7 +83,28 @@ def main():
             lambda a: paddle.incubate.softmax_mask_fuse_upper_triangle(a),
             [scores], dtype, lambda a: F.softmax(a + paddle.to_tensor(MASK)),
         )  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps({"distances": found, "fused": fused_lengths()}))
+
+
+def fused_lengths():
+    """Lengths of sequences for which attention takes the fused softmax, in every block and not in the first alone."""
+    calls, fused = [], paddle.incubate.softmax_mask_fuse_upper_triangle
+    paddle.incubate.softmax_mask_fuse_upper_triangle = lambda scores: calls.append(scores) or fused(scores)
+    for block, length in itertools.product((0, 5), (24, 32, 36, 40)):
+        random = np.random.default_rng(length)
+        q, k, v = (random.standard_normal([length, 2, 3, 4], "float32") for _ in range(3))
+        found = {}
+        for device in ("npu", "cpu"):
+            paddle.set_device(device)
+            options = AttentionOptions(heads=3, kv_heads=3, head_dim=4, qk_divisor=block + 1, fused_softmax=True)
+            attention = CoreAttention(options, Dropout(0.0, CUT, get_rng_state_tracker()))
+            tensors = (
+                paddle.to_tensor(value).astype("float16" if device == "npu" else "float32") for value in (q, k, v)
+            )
+            found[device] = attention(*tensors).astype("float32").numpy()
+        np.testing.assert_allclose(found["npu"], found["cpu"], atol=8 * 2.0**-11)
+    assert all(scores.dtype == paddle.float32 for scores in calls)
+    return [scores.shape[-1] for scores in calls]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 LEVELS = {
     "O1": ("Engine.mix_precision.level=O1",),
-    "O2": ("Engine.mix_precision.level=O2",),
+    "O2": ("Engine.mix_precision.level=O2", "Engine.mix_precision.use_main_grad=false"),
     "main gradients": ("Engine.mix_precision.level=O2", "Engine.mix_precision.use_main_grad=true"),
 }
 

@@ -16,7 +16,7 @@ from tests.training import REPO
 
 
 @pytest.fixture(scope="module")
-def distances():
+def computed():
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     result = subprocess.run(
         [sys.executable, "-m", "tests.device.operators"],
@@ -24,6 +24,16 @@ def distances():
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def distances(computed):
+    return computed["distances"]
+
+
+def test_attention_takes_the_fused_softmax_where_it_fits(computed):
+    """In blocks 0 and 5; not below 32, and not for lengths that no block of 8 rows divides."""
+    assert computed["fused"] == [32, 40, 32, 40]
 
 
 class TestOperators:

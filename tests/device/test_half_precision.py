@@ -66,10 +66,10 @@ def follows(half, full, kind):
 def has_the_slots(half, full, kind, step, *slots):
     """What the optimizer keeps is as in float32: a gradient passes some ten matrices, and is rounded at each.
 
-    Level O2 without main gradients has float16 gradients when the loss scale is taken out of them; an element below 2^-14 then
-    keeps fewer than 11 digits, down to none at 2^-25. The gradients of q and k, about 1e-5 here, keep 5 to 8.
+    The loss scale is taken out of float32 gradients at every level: in float16 an element below 2^-14 keeps fewer than 11
+    digits, down to none at 2^-25, and the gradients of q and k, about 1e-5 here, would keep 5 to 8.
     """
-    allowed = (40 if kind == "float16 O2" else 10) * roundoff(kind)
+    allowed = 10 * roundoff(kind)
     for slot in slots:
         found = distances(half.tensors(step), full.tensors(step), slot)
         assert max(found.values()) < allowed, max(found, key=found.get)
@@ -100,11 +100,9 @@ class TestHalf:
         assert same_weights(recomputed.weights(2), plain.weights(2))
 
     def test_it_is_really_half(self, gpt, kind):
-        """The losses differ from float32's after a rounding, and the weights a checkpoint holds have the model's type."""
+        """Losses differ from float32's after a rounding; a checkpoint holds the float32 values that the optimizer updates."""
         assert gpt[kind].losses()[0] != gpt["float32"].losses()[0]
-        dtypes = {str(entry.dtype) for entry in gpt[kind].checkpoint(20).manifest.entries if entry.slot == ""}
-        half = {"float16": "F16", "bfloat16": "BF16"}[kind.partition(" ")[0]]
-        assert dtypes == ({half} if kind.endswith("O2") else {"F32"})
+        assert {entry.dtype for entry in gpt[kind].checkpoint(20).manifest.entries} == {"F32"}
 
 
 @pytest.mark.parametrize("kind", ["float16 O2", "bfloat16 O2"])

@@ -209,6 +209,33 @@ def test_b6_main_grad(path):
     )
 
 
+O2 = ("Engine.mix_precision.enable=true", "Engine.mix_precision.level=O2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        ((), False),  # float32
+        ((*O2, "Engine.mix_precision.dtype=bfloat16"), True),  # tiny_gpt adds up 4 micro-batches
+        ((*O2, "Engine.mix_precision.dtype=bfloat16", "Global.micro_batch_size=8"), False),
+        ((*O2, "Engine.mix_precision.dtype=float16", "Global.micro_batch_size=8"), True),
+        (("Engine.mix_precision.enable=true", "Engine.mix_precision.level=O1"), False),
+        ((*O2, "Engine.mix_precision.use_main_grad=false"), False),
+        ((*O2, "Distributed.use_main_grad=false"), False),
+        (("Distributed.use_main_grad=true",), True),
+    ],
+)
+def test_main_gradients_are_on_where_half_precision_sums_would_lose_them(overrides, wanted):
+    loaded = tiny(*overrides)
+    assert loaded.config.derived.use_main_grad is wanted
+    assert f"use_main_grad: {str(wanted).lower()}" in loaded.config.to_yaml().partition("_derived:")[2]
+
+
+def test_two_words_on_main_gradients_are_refused():
+    problem = problem_of("Distributed.use_main_grad=true", "Engine.mix_precision.use_main_grad=false")
+    assert problem.key == "Distributed.use_main_grad" and "Engine.mix_precision.use_main_grad False" in problem.rule
+
+
 def test_comm_overlap_is_an_old_name():
     assert "is an old name and is not read" in tiny("Distributed.sharding.comm_overlap=true").warnings[0]
 

@@ -1,4 +1,5 @@
-"""What each of the 2 processes of test_linear.py runs; odd sizes, both forms of tensor parallelism."""
+"""What each of the 2 processes of test_linear.py runs: linear layers in both forms of tensor parallelism, and the loss; odd
+sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ from paddle.distributed.fleet.utils import recompute
 from ppfleetx.distributed import ParallelContext, Topology, get_rng_state_tracker
 from ppfleetx.layers.edges import Edges
 from ppfleetx.layers.linear import ColumnParallelLinear
+from ppfleetx.layers.loss import IGNORE_INDEX, ParallelCrossEntropy
 from ppfleetx.layers.parameter import ParameterMaker
 from ppfleetx.layers.spec import ParameterSpec
+from tests.unit.layers.test_loss import oracle as cross_entropy
 
 RANK, WORLD = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
 S, B, IN, OUT = 14, 3, 5, 22  # out and, with sequence parallel, s are cut in two
@@ -126,6 +129,33 @@ def only_the_local_part_is_kept():
     y.sum().backward()
 
 
+def the_loss_over_a_cut_vocabulary():
+    """Each rank has half of the columns; of 11 tokens padded to 12, of 3 padded to 12 (rank 1 has padding only), and of 12."""
+    for tokens in (11, 3, 12):
+        random = np.random.default_rng(tokens)
+        labels = random.integers(0, tokens, [S, B])
+        labels[1, 2] = IGNORE_INDEX
+        weights = random.normal(size=[S, B]).astype("float32")
+        for scale in (1.0, 60.0):
+            logits = (random.normal(size=[S, B, 12]) * scale).astype("float32")
+            own = logits[..., 6 * RANK : 6 * RANK + 6]
+            tensor = paddle.to_tensor(own, stop_gradient=False)
+            losses = ParallelCrossEntropy(tokens, Edges(CONTEXT.group("mp")))(tensor, paddle.to_tensor(labels))
+            (losses * paddle.to_tensor(weights)).sum().backward()
+            right, gradient = cross_entropy(logits[..., :tokens], labels, weights)
+            gradient = np.concatenate([gradient, np.zeros([S, B, 12 - tokens])], -1)
+            np.testing.assert_allclose(losses.numpy(), right, rtol=1e-6, atol=1e-6)
+            found = tensor.grad.numpy()
+            np.testing.assert_allclose(found, gradient[..., 6 * RANK : 6 * RANK + 6], rtol=1e-5, atol=1e-6)
+        labels[0, 0] = tokens
+        try:
+            ParallelCrossEntropy(tokens, Edges(CONTEXT.group("mp")))(tensor, paddle.to_tensor(labels))
+        except ValueError as error:
+            assert f"labels must lie in 0..{tokens - 1} or be -100, and {tokens} is there" in str(error)
+        else:
+            raise AssertionError("the label was taken")
+
+
 paddle.set_device("cpu")
 CONTEXT = ParallelContext.create(Topology(RANK, WORLD, mp_degree=WORLD), "cpu")
 get_rng_state_tracker().set_init_seed(7)
@@ -134,6 +164,7 @@ for scene in (
     frozen_parts,
     communication_runs_beside_dw,
     only_the_local_part_is_kept,
+    the_loss_over_a_cut_vocabulary,
 ):
     scene()
     print(scene.__name__, "held", flush=True)
