@@ -79,14 +79,12 @@ class _CutCrossEntropy(PyLayer):
         columns are no padding."""
         wide = logits.astype("float32")
         peak = _peak(wide, tokens, group)
-        powers = (wide - peak).exp()
-        if tokens < wide.shape[-1]:
-            powers[..., tokens:] = (
-                0.0  # in place: a copy without padding, and its gradient, would take 16 % of a small step
-            )
         index = labels.clip(0, wide.shape[-1] - 1).unsqueeze(-1)
         mine = ((labels >= 0) & (labels < tokens)).astype("float32").unsqueeze(-1)
         picked = (paddle.take_along_axis(wide, index, -1) - peak) * mine
+        powers = (wide - peak).exp_()  # in place, and after what copies for a while: one array of the logits' size in all
+        if tokens < wide.shape[-1]:
+            powers[..., tokens:] = 0.0  # a copy without padding, and its gradient, would take 16 % of a small step
         sums = paddle.stack([powers.sum(-1, keepdim=True), picked])  # [2, s, b, 1]
         if group is not None:
             dist.all_reduce(sums, group=group)
