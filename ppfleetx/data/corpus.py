@@ -52,6 +52,16 @@ class Corpus:
         self.max_id = max(known) if len(known) == len(files) else None
 
     @property
+    def in_input_order(self) -> bool:
+        """Whether a file is known to hold its documents in the order of the input, not shuffled."""
+        return any(file.meta is not None and file.meta.shuffle_seed is None for file in self.files)
+
+    def files_of(self, first: int, stop: int) -> list[TokenFile]:
+        """The files that hold tokens [first, stop), in reading order."""
+        bounds = zip(self.files, self._starts[:-1], self._starts[1:], strict=True)
+        return [file for file, start, end in bounds if start < stop and first < end]
+
+    @property
     def num_documents(self) -> int:
         return self.boundaries.size - 1
 

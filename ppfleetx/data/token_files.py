@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,10 @@ MEGATRON_VERSION = 1
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 
+#: `CorpusMeta.shuffle_seed` of a sidecar that has no such field
+UNTOLD = -1
+
+
 @dataclass(frozen=True)
 class CorpusMeta:
     """What our preprocessing knows of a corpus and the token files cannot say.
@@ -63,6 +68,11 @@ class CorpusMeta:
         max_id: largest id in the corpus. That it is known also says that no id is negative.
         tokenizer: path of the tokenizer, as the user gave it.
         tokenizer_sha256: sha256 of the tokenizer's files, hexadecimal.
+        bos_id: id that every document begins with; None if none was put there.
+        shuffle_seed: seed of the documents' random order; None if they are in the order of the input; UNTOLD if the sidecar,
+            of before there was the field, says neither.
+
+    A reader passes over fields that it does not know. Fields with a default came later, and files may lack them.
     """
 
     format: str
@@ -73,6 +83,8 @@ class CorpusMeta:
     max_id: int
     tokenizer: str
     tokenizer_sha256: str
+    bos_id: int | None = None
+    shuffle_seed: int | None = UNTOLD
 
 
 @dataclass(frozen=True)
@@ -229,12 +241,8 @@ def _read_meta(path: Path, boundaries: np.ndarray) -> CorpusMeta | None:
         return None
     try:
         raw = json.loads(path.read_bytes())
-        meta = CorpusMeta(**{field.name: raw[field.name] for field in fields(CorpusMeta)})
-        numbers = [meta.vocab_size, meta.num_documents, meta.num_tokens, meta.max_id]
-        if any(type(number) is not int for number in numbers) or type(meta.eos_id) not in (int, type(None)):
-            raise ValueError("a count or an id in it is no integer")
-        if meta.eos_id is not None and not 0 <= meta.eos_id < meta.vocab_size:
-            raise ValueError(f"eos_id {meta.eos_id} is not in [0, {meta.vocab_size})")
+        meta = CorpusMeta(**{field.name: raw[field.name] for field in fields(CorpusMeta) if _must_be_in(raw, field)})
+        _check_numbers(meta)
         if type(meta.tokenizer_sha256) is not str:
             raise ValueError("tokenizer_sha256 in it is no text")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -247,3 +255,20 @@ def _read_meta(path: Path, boundaries: np.ndarray) -> CorpusMeta | None:
             f" the files hold {found[0]} and {found[1]}; delete it if the files were made by another tool",
         )
     return meta
+
+
+def _must_be_in(raw: dict[str, Any], field: Field) -> bool:
+    """Whether a sidecar's field is to be read: it is there, or it must be."""
+    return field.default is MISSING or field.name in raw
+
+
+def _check_numbers(meta: CorpusMeta) -> None:
+    """Raises ValueError where a number of a sidecar cannot be one."""
+    numbers = [meta.vocab_size, meta.num_documents, meta.num_tokens, meta.max_id]
+    if any(type(number) is not int for number in numbers):
+        raise ValueError("a count in it is no integer")
+    for name, value in (("eos_id", meta.eos_id), ("bos_id", meta.bos_id)):
+        if value is not None and (type(value) is not int or not 0 <= value < meta.vocab_size):
+            raise ValueError(f"{name} {value} is no integer in [0, {meta.vocab_size})")
+    if meta.shuffle_seed is not None and (type(meta.shuffle_seed) is not int or meta.shuffle_seed < UNTOLD):
+        raise ValueError(f"shuffle_seed {meta.shuffle_seed!r} is no seed")

@@ -105,8 +105,16 @@ class CorpusWriter:
         self._lengths.frombytes(lengths.astype(np.int32).tobytes())
         self.num_tokens += ids.size
 
-    def finish(self, eos_id: int | None = None, tokenizer: str = "", tokenizer_sha256: str = "") -> CorpusMeta:
-        """Publish the corpus and its sidecar, durably; returns the sidecar.
+    def finish(
+        self,
+        eos_id: int | None = None,
+        tokenizer: str = "",
+        tokenizer_sha256: str = "",
+        *,
+        bos_id: int | None = None,
+        shuffle_seed: int | None = None,
+    ) -> CorpusMeta:
+        """Publish the corpus and its sidecar, durably; returns the sidecar. Arguments are fields of it.
 
         Raises:
             ValueError: there is no token.
@@ -122,6 +130,8 @@ class CorpusWriter:
             max_id=self.max_id,
             tokenizer=tokenizer,
             tokenizer_sha256=tokenizer_sha256,
+            bos_id=bos_id,
+            shuffle_seed=shuffle_seed,
         )
         with self._writing():
             self._publish(meta)

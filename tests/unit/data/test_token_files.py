@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import struct
@@ -256,28 +255,6 @@ def test_unusable_fleetx_contents(tmp_path, dtype, lens, told):
     np.savez(tmp_path / "f_idx.npz", lens=np.array(lens, np.int32), docs=np.arange(len(lens) + 1))
     with pytest.raises(UserError, match=told):
         open_corpus(tmp_path / "f")
-
-
-def test_sidecar_is_optional_and_must_belong(tmp_path, write_corpus):
-    write_corpus(tmp_path / "a", DOCUMENTS)
-    sidecar = tmp_path / "a_meta.json"
-    meta = json.loads(sidecar.read_text())
-    assert (meta["format"], meta["num_documents"], meta["num_tokens"], meta["max_id"]) == ("megatron", 3, 8, 12)
-    sidecar.write_text(json.dumps({**meta, "num_tokens": 9}))
-    with pytest.raises(UserError, match="belongs to another corpus"):
-        open_corpus(tmp_path)
-    sidecar.write_text("{")
-    with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
-        open_corpus(tmp_path)
-    for wrong in ({"eos_id": -1}, {"eos_id": 1000}, {"tokenizer_sha256": []}, {"vocab_size": "x"}):
-        sidecar.write_text(json.dumps({**meta, **wrong}))
-        with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
-            open_corpus(tmp_path)
-    sidecar.write_text("[" * 100_000)
-    with pytest.raises(UserError, match=r"a_meta\.json is no readable sidecar"):
-        open_corpus(tmp_path)
-    sidecar.unlink()
-    assert open_corpus(tmp_path).max_id is None
 
 
 @pytest.mark.parametrize(
