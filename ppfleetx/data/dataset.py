@@ -25,6 +25,10 @@ MODES = ("Train", "Eval", "Test")
 _SCAN_LIMIT_BYTES = 64 << 20
 
 
+#: files that `GPTDataset.describe` names at most
+_TOLD_FILES = 3
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """What a GPTDataset needs to know.
@@ -59,6 +63,11 @@ class Sample(NamedTuple):
 class GPTDataset:
     """Samples of one split. Endless: sample i exists for every i >= 0, epoch after epoch. Writes nothing to disk.
 
+    Attributes:
+        corpus: what it is a split of.
+        eos_id: end-of-document id; None if nothing tells.
+        documents: numbers of the split's documents in the corpus.
+
     Raises:
         UserError: the corpus cannot be read, the split gives this mode no document or too few tokens for one sample,
             or ids do not fit the vocabulary. Large corpora without sidecar are not read through: there the last error
@@ -73,10 +82,22 @@ class GPTDataset:
         if self.corpus.eos_id not in (None, self.eos_id):
             told = "%s.eos_id %d: the tokenizer of this corpus ends documents with id %d"
             _LOG.warning(told, self._key, self.eos_id, self.corpus.eos_id)
+        self.documents = self._split_documents()
         self._first_token, self._num_tokens = self._split_tokens()
         # the mode is the source's name, so that equal token ranges under two modes are not read in the same order
         self._order = SampleOrder(self._num_tokens, spec.seq_len, spec.seed, spec.mode)
         self._ids_checked = self._check_all_ids(self.corpus)
+
+    def describe(self) -> str:
+        """Which documents these are, of which files; counted from 1."""
+        files = self.corpus.files_of(self._first_token, self._first_token + self._num_tokens)
+        names = [str(file.prefix) for file in files[:_TOLD_FILES]]
+        more = f" and {len(files) - _TOLD_FILES} more" if len(files) > _TOLD_FILES else ""
+        return f"{self._told_documents()} ({self._num_tokens:,} tokens) in {', '.join(names)}{more}"
+
+    def _told_documents(self) -> str:
+        first, last = self.documents.start + 1, self.documents.stop
+        return f"documents {first:,} to {last:,} of {self.corpus.num_documents:,}"
 
     def num_samples(self, epochs: int = 1) -> int:
         """Samples in the first `epochs` epochs."""
@@ -117,8 +138,8 @@ class GPTDataset:
             return tokens
         return np.concatenate([tokens, self.corpus.read(self._first_token, length - head)])
 
-    def _split_tokens(self) -> tuple[int, int]:
-        """(first token, number of tokens) of this mode's documents."""
+    def _split_documents(self) -> range:
+        """This mode's documents, at least one."""
         spec, num_documents = self.spec, self.corpus.num_documents
         part = MODES.index(spec.mode)
         try:
@@ -130,11 +151,16 @@ class GPTDataset:
             rule = f"{spec.mode} gets no document: the split cuts {num_documents} documents at {ends}"
             fix = f"use the split [{num_documents - 2}, 1, 1]" if num_documents > 2 else "add documents to the corpus"
             raise UserError(Problem(f"{self._key}.split", spec.split, rule, fix))
-        start, stop = (int(self.corpus.boundaries[document]) for document in (first, last))
+        return range(first, last)
+
+    def _split_tokens(self) -> tuple[int, int]:
+        """(first token, number of tokens) of this mode's documents."""
+        spec, documents = self.spec, self.documents
+        start, stop = (int(self.corpus.boundaries[document]) for document in (documents.start, documents.stop))
         if stop - start < spec.seq_len + 1:
             rule = (
                 f"a sample takes max_seq_len + 1 = {spec.seq_len + 1} tokens;"
-                f" {spec.mode} has {stop - start} (documents {first} to {last - 1} of {num_documents})"
+                f" {spec.mode} has {stop - start} ({self._told_documents()})"
             )
             raise UserError(Problem(f"{self._key}.max_seq_len", spec.seq_len, rule))
         return start, stop - start

@@ -137,7 +137,21 @@ def open_data(config: Config, topology: Topology) -> RunData:
         f"{train.corpus.num_documents:,}", f"{train.num_samples():,}", f"{num_updates:,}", batch, f"{read:,}",
         read / train.num_samples(), " (the data repeats)" if read > train.num_samples() else "",
     )  # fmt: skip
+    logger.info("training reads %s", train.describe())
+    if evaluation is not None:
+        logger.info("evaluation reads %s%s", evaluation.describe(), _hint(train, evaluation))
     return RunData(config, topology, train, evaluation, num_samples, num_updates)
+
+
+def _hint(train: GPTDataset, evaluation: GPTDataset) -> str:
+    """What may make the losses of training and evaluation differ, or nothing."""
+    one_corpus = [file.prefix for file in train.corpus.files] == [file.prefix for file in evaluation.corpus.files]
+    if not (one_corpus and train.corpus.in_input_order and evaluation.documents.start >= train.documents.stop):
+        return ""
+    return (
+        "; these are the last in the order of the input and may be unlike the others:"
+        " tools/preprocess_data.py --shuffle SEED mixes them"
+    )
 
 
 def _check_one_tokenizer(train: GPTDataset, evaluation: GPTDataset) -> None:

@@ -59,6 +59,24 @@ def test_b36_loss_mask_is_zero_where_the_input_is_eos(tmp_path, write_corpus):
     assert GPTDataset(spec_of(tmp_path, eos_id=9))[0].loss_mask.tolist() == [1, 1, 1, 1, 1, 1, 0, 0]
 
 
+def test_a_split_says_which_documents_of_which_files_it_reads(tmp_path, write_corpus):
+    """Documents of 3 tokens, four files of two: 8 documents, cut at 3, 6 and 8."""
+    for name in "abcd":
+        write_corpus(tmp_path / name, [[5, 6, 2]] * 2)
+    told = [
+        GPTDataset(spec_of(tmp_path, mode=mode, split=[3, 3, 2], seq_len=2)).describe()
+        for mode in ("Train", "Eval", "Test")
+    ]
+    assert told == [
+        f"documents 1 to 3 of 8 (9 tokens) in {tmp_path / 'a'}, {tmp_path / 'b'}",
+        f"documents 4 to 6 of 8 (9 tokens) in {tmp_path / 'b'}, {tmp_path / 'c'}",
+        f"documents 7 to 8 of 8 (6 tokens) in {tmp_path / 'd'}",
+    ]
+    whole = GPTDataset(spec_of(tmp_path, seq_len=2))
+    assert whole.describe().endswith(f"(24 tokens) in {tmp_path / 'a'}, {tmp_path / 'b'}, {tmp_path / 'c'} and 1 more")
+    assert whole.documents == range(8)
+
+
 def test_no_known_eos_masks_nothing(tmp_path, write_corpus):
     write_corpus(tmp_path / "a", [[0, 2, 3] * 9])
     assert GPTDataset(spec_of(tmp_path))[0].loss_mask.tolist() == [1] * 8

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,46 @@ def test_recipes_of_an_installation_find_their_data_from_anywhere(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     config = load_config(["./ppfleetx/configs/debug/tiny_gpt.yaml"]).config
     assert open_data(config, Topology(0, 1)).train.num_samples() > 1000
+
+
+def test_the_start_says_what_is_read_and_whether_a_shuffle_would_help(tmp_path, caplog):
+    """24 documents of 40 tokens, split 2 : 1 : 1. The hint is for the last documents of a corpus in the order of its input."""
+    corpora = (("plain", None), ("shuffled", 7), ("other", None))
+    for name, seed in corpora:
+        with CorpusWriter(tmp_path / name, "megatron", 256) as writer:
+            for _ in range(24):
+                writer.append([5] * 40)
+            writer.finish(0, name, "one", shuffle_seed=seed)
+    old = json.loads((tmp_path / "other_meta.json").read_text())
+    del old["shuffle_seed"]
+    for suffix in (".bin", ".idx"):
+        shutil.copy(tmp_path / f"other{suffix}", tmp_path / f"old{suffix}")
+    (tmp_path / "old_meta.json").write_text(json.dumps(old))
+
+    def told(train, evaluation, split="[2,1,1]"):
+        overrides = [
+            f"Data.Train.dataset.input_dir={tmp_path / train}", f"Data.Eval.dataset.input_dir={tmp_path / evaluation}",
+            *(f"Data.{mode}.dataset.split={split}" for mode in ("Train", "Eval")),
+            "Engine.eval_freq=1", "Engine.eval_iters=1",
+        ]  # fmt: skip
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "ppfleetx"):
+            open_data(load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides).config, Topology(0, 1))
+        return [record.getMessage() for record in caplog.records if " reads " in record.getMessage()]
+
+    hint = (
+        "; these are the last in the order of the input and may be unlike the others:"
+        " tools/preprocess_data.py --shuffle SEED mixes them"
+    )
+    ends = {"plain": hint, "shuffled": "", "old": ""}
+    for name, end in ends.items():
+        assert told(name, name) == [
+            f"training reads documents 1 to 12 of 24 (480 tokens) in {tmp_path / name}",
+            f"evaluation reads documents 13 to 18 of 24 (240 tokens) in {tmp_path / name}{end}",
+        ]
+    assert (
+        told("plain", "other")[1] == f"evaluation reads documents 13 to 18 of 24 (240 tokens) in {tmp_path / 'other'}"
+    )
 
 
 def test_training_and_evaluation_data_of_two_tokenizers_are_refused(tmp_path):
