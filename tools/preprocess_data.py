@@ -17,8 +17,9 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
-from ppfleetx.data.documents import DEFAULT_SUFFIXES, SPLIT_BY
+from ppfleetx.data.documents import DEFAULT_SUFFIXES, KINDS, SPLIT_BY
 from ppfleetx.data.preprocess import PreprocessJob, preprocess_corpus
+from ppfleetx.data.progress import TerminalBar
 from ppfleetx.data.token_files import FORMATS
 
 
@@ -32,7 +33,7 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
         action="extend",
         required=True,
         metavar="PATH",
-        help="files and folders of text; .json and .jsonl hold one object a line",
+        help="files and folders of text; .json, .jsonl and .ndjson hold one object a line",
     )
     add(
         "--output-prefix", "--output_prefix", required=True, metavar="PREFIX", help="path of the corpus, without suffix"
@@ -58,11 +59,38 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
     )
     add("--append-eos", "--append_eos", action="store_true", help="end every document with the end-of-document token")
     add(
+        "--eos-token",
+        "--eos_token",
+        metavar="TOKEN",
+        help="the end-of-document token (default: what the tokenizer's files name, else a guess, which is said)",
+    )
+    add(
+        "--prepend-bos",
+        "--prepend_bos",
+        action="store_true",
+        help="begin every document with the begin-of-document token",
+    )
+    add("--bos-token", "--bos_token", metavar="TOKEN", help="that token (default: as for --eos-token)")
+    add(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="put the documents in a random order, so that the last ones, which evaluation reads, are like the others;"
+        " the same seed and input give the same order. Needs disk space for the corpus twice (default: as they come)",
+    )
+    add(
         "--split-by",
         "--split_by",
         choices=SPLIT_BY,
         default="file",
         help="what a document of plain text is (default: %(default)s)",
+    )
+    add(
+        "--input-format",
+        "--input_format",
+        choices=KINDS,
+        default="auto",
+        help="text, or json (one object a line), for all files; auto goes by their endings (default: %(default)s)",
     )
     add(
         "--suffix",
@@ -78,14 +106,11 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
 
 
 def main(argv: list[str] | None = None) -> int:
-    from tqdm import tqdm
-
     job = parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half written is removed
     try:
-        # disable=None: a bar only where standard error is a terminal
-        with tqdm(unit=" documents", disable=None) as bar:
-            summary = preprocess_corpus(job, bar.update)
+        with TerminalBar() as bar:
+            summary = preprocess_corpus(job, bar)
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)

@@ -3,12 +3,14 @@
     python tools/train_tokenizer.py --input texts/ --vocab-size 8000 --output data/spm
 
 writes data/spm.model. Ids 0 to 3 are <unk>, <s>, </s> and <pad>; 4 to 259 are bytes. Text comes back exactly, newlines
-and runs of spaces included. The same input gives the same model.
+and runs of spaces included. The same input gives the same model. Of more than 2 million lines, 2 million are chosen by chance.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -16,8 +18,9 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
-from ppfleetx.data.documents import DEFAULT_SUFFIXES
-from ppfleetx.data.train_tokenizer import MODEL_TYPES, train_sentencepiece
+from ppfleetx.data.documents import DEFAULT_SUFFIXES, KINDS, Reading
+from ppfleetx.data.progress import TerminalBar
+from ppfleetx.data.train_tokenizer import DURATIONS, MODEL_TYPES, train_sentencepiece
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -30,7 +33,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         action="extend",
         required=True,
         metavar="PATH",
-        help="files and folders of text; .json and .jsonl hold one object a line",
+        help="files and folders of text; .json, .jsonl and .ndjson hold one object a line",
     )
     add(
         "--vocab-size",
@@ -41,7 +44,20 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="number of ids, the 260 fixed ones included",
     )
     add("--output", required=True, metavar="PREFIX", help="the model is written to PREFIX.model")
-    add("--model-type", "--model_type", choices=MODEL_TYPES, default="unigram", help="default: %(default)s")
+    add(
+        "--model-type",
+        "--model_type",
+        choices=MODEL_TYPES,
+        default=MODEL_TYPES[0],
+        help="default: %(default)s; takes " + ", ".join(f"{name} {duration}" for name, duration in DURATIONS.items()),
+    )
+    add(
+        "--input-format",
+        "--input_format",
+        choices=KINDS,
+        default="auto",
+        help="text, or json (one object a line), for all files; auto goes by their endings (default: %(default)s)",
+    )
     add(
         "--json-key",
         "--json_key",
@@ -62,19 +78,25 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    reading = Reading(json_key=args.json_key, kind=args.input_format, suffixes=args.suffixes)
     try:
-        model = train_sentencepiece(
-            args.inputs,
-            args.output,
-            args.vocab_size,
-            model_type=args.model_type,
-            json_key=args.json_key,
-            suffixes=args.suffixes,
-        )
+        with TerminalBar() as bar:
+            model = train_sentencepiece(
+                args.inputs,
+                args.output,
+                args.vocab_size,
+                model_type=args.model_type,
+                reading=reading,
+                on_progress=bar,
+            )
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print(f"interrupted: {args.output}.model is not written", file=sys.stderr)
+        return 128 + signal.SIGINT
     print(f"wrote {model}: {args.vocab_size} tokens ({args.model_type})")
     return 0
 

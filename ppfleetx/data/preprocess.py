@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ppfleetx.config.errors import Problem, UserError
-from ppfleetx.data.documents import DEFAULT_SUFFIXES, find_files, read_documents
+from ppfleetx.data.document_marks import BOS, EOS, Mark, missing
+from ppfleetx.data.documents import DEFAULT_SUFFIXES, Meter, Reading, find_files, read_documents
 from ppfleetx.data.prefetch import ordered_map
+from ppfleetx.data.progress import OnProgress, Progress
+from ppfleetx.data.shuffle import DocumentShuffler, check_seed
 from ppfleetx.data.token_files import CorpusMeta
 from ppfleetx.data.token_writer import CorpusWriter
-from ppfleetx.data.tokenizers import Tokenizer, fingerprint, load_tokenizer
+from ppfleetx.data.tokenizers import MarkChoice, Tokenizer, fingerprint, load_tokenizer
+
+_LOG = logging.getLogger("ppfleetx")
 
 #: a batch of documents for one call of the tokenizer ends at either
 _BATCH_DOCUMENTS = 512
@@ -38,7 +46,12 @@ class PreprocessJob:
         format: "megatron" or "fleetx".
         json_key: key of the text in JSON lines.
         append_eos: end every document with the tokenizer's end-of-document id.
+        eos_token: the token that ends documents; None: what the tokenizer's files say, else a guess, which is said.
+        prepend_bos: begin every document with the tokenizer's begin-of-document id.
+        bos_token: the token that begins documents; None as for `eos_token`.
+        shuffle: seed of a random order of the documents; None keeps the order of the input.
         split_by: what a document of plain text is: "file", "line" or "blank-line".
+        input_format: "text" or "json" (lines) for all files; "auto" goes by their endings.
         suffixes: endings of the files taken from folders.
         workers: processes that tokenize; 1 does it in this one. The corpus is the same for every number.
         overwrite: replace a corpus that is there.
@@ -50,15 +63,37 @@ class PreprocessJob:
     format: str = "megatron"
     json_key: str = "text"
     append_eos: bool = False
+    eos_token: str | None = None
+    prepend_bos: bool = False
+    bos_token: str | None = None
+    shuffle: int | None = None
     split_by: str = "file"
+    input_format: str = "auto"
     suffixes: Sequence[str] = DEFAULT_SUFFIXES
     workers: int = 1
     overwrite: bool = False
 
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.split_by, self.json_key, self.input_format, self.suffixes)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer, with the tokens that mark documents.
+
+        Raises:
+            UserError: it cannot be used, or lacks such a token.
+        """
+        tokenizer = load_tokenizer(self.tokenizer, marks=MarkChoice(self.eos_token, self.bos_token, self.prepend_bos))
+        if self.append_eos and tokenizer.eos is None:
+            raise missing(EOS, "--append-eos", self.tokenizer, tokenizer.vocab())
+        if self.prepend_bos and tokenizer.bos is None:
+            raise missing(BOS, "--prepend-bos", self.tokenizer, tokenizer.vocab())
+        return tokenizer
+
 
 @dataclass(frozen=True)
 class PreprocessSummary:
-    """What a run did: counts, and its duration in seconds. Prints as one line."""
+    """What a run did: counts, its duration in seconds, and what marks documents and their order. Prints as two lines."""
 
     output_prefix: str
     format: str
@@ -67,11 +102,18 @@ class PreprocessSummary:
     num_tokens: int
     num_empty: int
     duration_s: float
+    bos: Mark | None = None
+    eos: Mark | None = None
+    shuffle: int | None = None
 
     def __str__(self) -> str:
+        marks = ((self.bos, "begins"), (self.eos, "ends"))
+        told = [f"each {verb} with {mark.text!r} (id {mark.id}, {mark.source})" for mark, verb in marks if mark]
+        told.append(f"shuffled with seed {self.shuffle}" if self.shuffle is not None else "in the order of the input")
         return (
             f"wrote {self.output_prefix} ({self.format}): {self.num_documents} documents, {self.num_tokens} tokens"
-            f" from {self.num_files} files, {self.num_empty} empty documents skipped, {self.duration_s:.1f} s"
+            f" from {self.num_files} files, {self.num_empty} empty documents skipped, {self.duration_s:.1f} s\n"
+            f"documents: {', '.join(told)}"
         )
 
 
@@ -83,57 +125,107 @@ class _Encoded(NamedTuple):
     num_empty: int
 
 
-def preprocess_corpus(job: PreprocessJob, on_documents: Callable[[int], object] | None = None) -> PreprocessSummary:
+def preprocess_corpus(job: PreprocessJob, on_progress: OnProgress | None = None) -> PreprocessSummary:
     """Tokenize documents into a new corpus with its sidecar. A run that fails leaves nothing behind.
 
     Args:
         job: what to do.
-        on_documents: called with the number of further documents done, for a progress bar.
+        on_progress: called after every batch of documents.
 
     Raises:
         UserError: bad input or tokenizer, no document with text, or a corpus that would be overwritten.
     """
     started = time.perf_counter()
-    tokenizer = load_tokenizer(job.tokenizer)
-    if job.append_eos and tokenizer.eos_id is None:
-        raise UserError(
-            Problem("--append-eos", True, f"the tokenizer {job.tokenizer} must have an end-of-document token")
-        )
-    if job.workers < 1:
-        raise UserError(Problem("--workers", job.workers, "at least 1 is needed"))
+    _check(job)
+    tokenizer = job.load_tokenizer()
+    _warn_of_guesses(tokenizer)
     files = find_files(job.inputs, job.suffixes)
-    batches = _batches(read_documents(files, job.split_by, job.json_key))
     try:
-        meta, num_empty = _write(job, tokenizer, batches, on_documents)
+        meta, num_empty = _write(job, tokenizer, files, on_progress)
     except BrokenProcessPool:
         rule = "a worker was killed before its work was done, perhaps because memory ran out"
         raise UserError(Problem("--workers", job.workers, rule, "use fewer")) from None
     if meta is None:
         raise UserError(Problem("--input", list(job.inputs), f"no text in {len(files)} files"))
     duration_s = time.perf_counter() - started
-    return PreprocessSummary(
-        job.output_prefix, job.format, len(files), meta.num_documents, meta.num_tokens, num_empty, duration_s
-    )
+    counts = (len(files), meta.num_documents, meta.num_tokens, num_empty, duration_s)
+    eos = tokenizer.eos if job.append_eos else None
+    return PreprocessSummary(job.output_prefix, job.format, *counts, bos=tokenizer.bos, eos=eos, shuffle=job.shuffle)
+
+
+def _check(job: PreprocessJob) -> None:
+    if job.workers < 1:
+        raise UserError(Problem("--workers", job.workers, "at least 1 is needed"))
+    if job.shuffle is not None:
+        check_seed(job.shuffle)
+    if job.bos_token is not None and not job.prepend_bos:
+        raise UserError(Problem(BOS.option, job.bos_token, "it names the token of --prepend-bos", "add --prepend-bos"))
+
+
+def _warn_of_guesses(tokenizer: Tokenizer) -> None:
+    for kind, mark in ((EOS, tokenizer.eos), (BOS, tokenizer.bos)):
+        if mark and mark.guessed:
+            told = "the %s token is %s to be %r (id %d), as no file of the tokenizer says; %s TOKEN names another"
+            _LOG.warning(told, kind.title, mark.source.replace(" by its name", ""), mark.text, mark.id, kind.option)
 
 
 def _write(
-    job: PreprocessJob,
-    tokenizer: Tokenizer,
-    batches: Iterable[list[str]],
-    on_documents: Callable[[int], object] | None,
+    job: PreprocessJob, tokenizer: Tokenizer, files: Sequence[Path], on_progress: OnProgress | None
 ) -> tuple[CorpusMeta | None, int]:
     """Writes the corpus: (its sidecar, empty documents), the sidecar None and nothing written where there is no text."""
-    num_empty = 0
-    with CorpusWriter(job.output_prefix, job.format, tokenizer.vocab_size, overwrite=job.overwrite) as writer:
+    meter = Meter(files)
+    batches = _batches(read_documents(files, job.reading, meter))
+    report = _Report(meter, on_progress)
+    with ExitStack() as stack:
+        writer = stack.enter_context(
+            CorpusWriter(job.output_prefix, job.format, tokenizer.vocab_size, overwrite=job.overwrite)
+        )
+        shuffler = None
+        if job.shuffle is not None:
+            told = ("--output-prefix", job.output_prefix)
+            shuffler = stack.enter_context(DocumentShuffler(job.shuffle, writer.dtype, writer.prefix.parent, told=told))
         for encoded in _encode_all(batches, tokenizer, job):
-            writer.append_batch(encoded.ids, encoded.lengths)
-            num_empty += encoded.num_empty
-            if on_documents:
-                on_documents(encoded.lengths.size + encoded.num_empty)
+            (shuffler or writer).append_batch(encoded.ids, encoded.lengths)
+            report.tokenized(encoded)
+        for ids, lengths in shuffler.drain() if shuffler else ():
+            writer.append_batch(ids, lengths)
+            report.shuffled(writer)
         if writer.num_documents == 0:
             writer.abort()
-            return None, num_empty
-        return writer.finish(tokenizer.eos_id, job.tokenizer, fingerprint(tokenizer)), num_empty
+            return None, report.num_empty
+        meta = writer.finish(
+            tokenizer.eos_id,
+            job.tokenizer,
+            fingerprint(tokenizer),
+            bos_id=tokenizer.bos.id if tokenizer.bos else None,
+            shuffle_seed=job.shuffle,
+        )
+    return meta, report.num_empty
+
+
+class _Report:
+    """Counts what is done and tells it to `on_progress`."""
+
+    def __init__(self, meter: Meter, on_progress: OnProgress | None):
+        self._meter, self._on_progress = meter, on_progress
+        self._started = time.perf_counter()
+        self._num_documents = self._num_tokens = self.num_empty = 0
+
+    def tokenized(self, encoded: _Encoded) -> None:
+        self._num_documents += encoded.lengths.size
+        self._num_tokens += encoded.ids.size
+        self.num_empty += encoded.num_empty
+        if self._on_progress:
+            rate = self._num_tokens / max(time.perf_counter() - self._started, 1e-9)
+            note = (
+                f"{self._num_documents:,} documents, {self._num_tokens / 1e6:,.1f}M tokens, {rate / 1e6:.2f}M tokens/s"
+            )
+            self._on_progress(Progress("tokenizing", self._meter.done, self._meter.total, note=note))
+
+    def shuffled(self, writer: CorpusWriter) -> None:
+        if self._on_progress:
+            note = f"{writer.num_documents:,} of {self._num_documents:,} documents"
+            self._on_progress(Progress("shuffling", writer.num_tokens, self._num_tokens, " tokens", note))
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
@@ -151,39 +243,39 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 def _encode_all(batches: Iterable[list[str]], tokenizer: Tokenizer, job: PreprocessJob) -> Iterator[_Encoded]:
     """Encode batches in order, here or in processes."""
-    eos_id = tokenizer.eos_id if job.append_eos else None
     if job.workers == 1:
-        return (_encode(tokenizer, eos_id, batch) for batch in batches)
+        return (_encode(tokenizer, job.append_eos, batch) for batch in batches)
     executor = ProcessPoolExecutor(
         job.workers,
         mp_context=multiprocessing.get_context("spawn"),  # forking a process that has threads is unsafe
         initializer=_start_worker,
-        initargs=(job.tokenizer, eos_id),
+        initargs=(job,),
     )
     return ordered_map(executor, _encode_in_worker, batches, ahead=2 * job.workers)
 
 
-def _encode(tokenizer: Tokenizer, eos_id: int | None, documents: list[str]) -> _Encoded:
-    """Encode documents, each followed by `eos_id` if given; those without text or without ids are counted only."""
+def _encode(tokenizer: Tokenizer, append_eos: bool, documents: list[str]) -> _Encoded:
+    """Encode documents, each between the tokenizer's marks; those without text or without ids are counted only."""
     with_text = [document for document in documents if document and not document.isspace()]
     encoded = [ids for ids in tokenizer.encode_batch(with_text) if ids]
-    if eos_id is not None:
-        for ids in encoded:
-            ids.append(eos_id)
+    begin = [tokenizer.bos.id] if tokenizer.bos else []
+    end = [tokenizer.eos.id] if append_eos and tokenizer.eos else []
+    if begin or end:
+        encoded = [begin + ids + end for ids in encoded]
     lengths = np.array([len(ids) for ids in encoded], np.int32)
     flat = np.fromiter((index for ids in encoded for index in ids), np.int32, count=int(lengths.sum(dtype=np.int64)))
     return _Encoded(flat, lengths, len(documents) - len(encoded))
 
 
-#: tokenizer and end-of-document id of a worker process, set once when it starts
-_worker_state: tuple[Tokenizer, int | None] | None = None
+#: tokenizer of a worker process and whether it ends documents, set once when it starts
+_worker_state: tuple[Tokenizer, bool] | None = None
 
 
-def _start_worker(tokenizer_path: str, eos_id: int | None) -> None:
+def _start_worker(job: PreprocessJob) -> None:
     global _worker_state
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _worker_state = (load_tokenizer(tokenizer_path), eos_id)
+    _worker_state = (job.load_tokenizer(), job.append_eos)
 
 
 def _end_with_parent() -> None:

@@ -24,10 +24,10 @@ begin "2/6 corpus: the sources of Python's standard library"
 python projects/gpt/collect_corpus.py --output "$out/corpus.jsonl"
 
 begin "3/6 tokenizer: SentencePiece, 2048 tokens"
-python tools/train_tokenizer.py --input "$out/corpus.jsonl" --model-type bpe --vocab-size 2048 --output "$out/tokenizer"
+python tools/train_tokenizer.py --input "$out/corpus.jsonl" --vocab-size 2048 --output "$out/tokenizer"
 
 begin "4/6 token files"
-python tools/preprocess_data.py --input "$out/corpus.jsonl" --tokenizer "$out/tokenizer.model" --append-eos \
+python tools/preprocess_data.py --input "$out/corpus.jsonl" --tokenizer "$out/tokenizer.model" --append-eos --shuffle 1024 \
     --output-prefix "$out/data/stdlib" --overwrite
 
 begin "5/6 training: $config"

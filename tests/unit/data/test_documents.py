@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.data.documents import find_files, read_documents
+from ppfleetx.data.documents import Meter, Reading, find_files, read_documents
 
 
 def documents_of(path, **options):
-    return list(read_documents([path], **options))
+    return list(read_documents([path], Reading(**options)))
 
 
 @pytest.mark.parametrize(
@@ -28,11 +30,12 @@ def test_plain_text(tmp_path, split_by, documents):
     assert documents_of(path, split_by=split_by) == documents
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.ndjson", "a.JSONL", "a.NdJson.GZ"])
 def test_json_lines(tmp_path, name):
     content = b'{"text": "one\\ntwo", "id": 3}\n\n{"text": ""}\r\n{"text": "\\u00e9"}'
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.lower().endswith(".gz") else content)
     assert documents_of(tmp_path / name) == ["one\ntwo", "", "é"]
+    assert find_files([tmp_path]) == [tmp_path / name]
 
 
 def test_json_key_and_compressed_text(tmp_path):
@@ -63,6 +66,66 @@ def test_bad_json_line_is_named_by_file_and_number(tmp_path, line, told):
     assert caught.value.problems[0].value == f"{path} line 3"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b'[{"text": "a"},\n {"text": "b"}]', b'[\n{"text": "a"}\n]\n', b'{\n  "text": "a"\n}\n', b'[{"text": "a"}]'],
+)
+@pytest.mark.parametrize("ending", ["json", "JSON", "jsonl"])
+def test_w30_one_array_or_object_over_lines_is_refused_with_the_way_out(tmp_path, content, ending):
+    (tmp_path / f"a.{ending}").write_bytes(content)
+    with pytest.raises(UserError, match="every line must be one JSON object") as caught:
+        documents_of(tmp_path / f"a.{ending}")
+    assert "jq -c" in caught.value.problems[0].fix and caught.value.problems[0].value.endswith("line 1")
+
+
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.jsonlines", "a.txt.gz"])
+def test_w30_json_that_is_read_as_text_is_told(tmp_path, caplog, name):
+    content = b'{"text": "one"}\n{"text": "two"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert documents_of(tmp_path / name) == [content.decode()]
+    assert f"{tmp_path / name} is read as plain text" in caplog.text and "--input-format json" in caplog.text
+    caplog.clear()
+    assert documents_of(tmp_path / name, kind="json") == ["one", "two"]
+    assert documents_of(tmp_path / name, kind="text") == [content.decode()]
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("content", [b"{x}\n", b"{\n}\n", b"[1]\n", b"{}\nx", b'{"a" b}\n', b"", b'x {"text": "a"}\n'])
+def test_text_that_is_no_json_is_not_suspected(tmp_path, caplog, content):
+    (tmp_path / "a.py").write_bytes(content)
+    assert documents_of(tmp_path / "a.py") == [content.decode()]
+    assert not caplog.text
+
+
+def test_a_meter_counts_bytes_as_they_lie_on_the_disk(tmp_path):
+    content = b'{"text": "one"}\n' * 20_000
+    (tmp_path / "a.jsonl").write_bytes(content)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(content))
+    (tmp_path / "c.txt").write_bytes(content)
+    files = find_files([tmp_path])
+    meter, seen = Meter(files), []
+    for _ in read_documents(files, Reading(kind="json"), meter):
+        seen.append(meter.done)
+    assert meter.done == meter.total == sum(file.stat().st_size for file in files)
+    assert seen == sorted(seen) and 0 < seen[0] < seen[-1]
+    meter = Meter([tmp_path / "c.txt"])
+    assert list(read_documents([tmp_path / "c.txt"], meter=meter)) == [content.decode()]
+    assert meter.done == len(content)
+    os.mkfifo(tmp_path / "pipe")
+    assert Meter([*files, tmp_path / "pipe"]).total is None
+
+
+@pytest.mark.parametrize("kind, told", [("text", "text must be UTF-8"), ("json", "every line must be one JSON object")])
+def test_bad_bytes_of_a_pipe_are_told_without_reading_it_again(tmp_path, kind, told):
+    """A second reading would wait for a writer for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(pipe.write_bytes, b"caf\xe9\n")
+        with pytest.raises(UserError, match=told):
+            documents_of(pipe, kind=kind)
+
+
 def test_unreadable_files_are_named(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é\n".encode() * 3 + b"caf\xe9\n")
     with pytest.raises(UserError, match=r"latin\.txt line 4'\n  rule: text must be UTF-8; byte 0xe9"):
@@ -89,8 +152,8 @@ def test_linked_folders_count_once_and_what_is_left_out_is_told(tmp_path, caplog
     (tmp_path / "in/linked").symlink_to(tmp_path / "out")
     (tmp_path / "in/sub/loop").symlink_to(tmp_path / "in")
     found = find_files([tmp_path / "in"])
-    assert found == [tmp_path / "in" / name for name in ("a.txt", "linked/c.txt", "sub/b.txt")]
-    assert "3 files are left out" in caplog.text and ".xz: 2, .TXT: 1" in caplog.text
+    assert found == [tmp_path / "in" / name for name in ("F.TXT", "a.txt", "linked/c.txt", "sub/b.txt")]
+    assert "2 files are left out" in caplog.text and ".xz: 2" in caplog.text
     (tmp_path / "in/gone.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"gone\.txt"):
         list(read_documents(find_files([tmp_path / "in"])))

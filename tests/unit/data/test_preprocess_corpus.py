@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
+import tempfile
 
+import numpy as np
 import pytest
 
 from ppfleetx.config.errors import UserError
-from ppfleetx.data import PreprocessJob, load_tokenizer, open_corpus, preprocess, preprocess_corpus, token_writer
+from ppfleetx.data import (
+    PreprocessJob,
+    load_tokenizer,
+    open_corpus,
+    preprocess,
+    preprocess_corpus,
+    shuffle,
+    token_writer,
+)
+from ppfleetx.data.progress import Progress
 
 
 @pytest.fixture
@@ -55,12 +67,103 @@ def test_workers_and_batches_do_not_change_the_corpus(job, text_folder, tmp_path
         one = dataclasses.replace(
             job, inputs=[str(text_folder)], output_prefix=prefix, workers=workers, append_eos=True
         )
-        done: list[int] = []
+        done: list[Progress] = []
         preprocess_corpus(one, done.append)
         contents.append([(tmp_path / f"w{workers}{suffix}").read_bytes() for suffix in (".bin", ".idx")])
         counts.append(done)
     assert contents[0] == contents[1]
-    assert counts == [[7, 7, 7, 7, 7, 5]] * 2
+    total = sum(path.stat().st_size for path in text_folder.iterdir())
+    for done in counts:
+        assert [one.note.split(",")[0] for one in done] == [f"{n} documents" for n in (7, 14, 21, 28, 35, 40)]
+        assert {(one.phase, one.total, one.unit) for one in done} == {("tokenizing", total, "B")}
+        assert [one.done for one in done] == sorted(one.done for one in done) and done[-1].done == total
+
+
+@pytest.mark.parametrize("file_format", ["megatron", "fleetx"])
+def test_a_shuffled_corpus_holds_the_same_documents_in_the_seeds_order(
+    job, text_folder, tmp_path, monkeypatch, file_format
+):
+    """The same files for any number of workers and any memory; the order is that of the seed's numbers."""
+    monkeypatch.setattr(preprocess, "_BATCH_DOCUMENTS", 7)
+    job = dataclasses.replace(job, inputs=[str(text_folder)], append_eos=True, format=file_format)
+
+    def made(name, memory_bytes=1 << 20, **changes):
+        monkeypatch.setattr(shuffle, "MEMORY_BYTES", memory_bytes)
+        done: list[Progress] = []
+        preprocess_corpus(dataclasses.replace(job, output_prefix=str(tmp_path / name / "c"), **changes), done.append)
+        files = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        assert len(files) == 3  # and nothing else is left
+        return files, done
+
+    def documents(name):
+        corpus = open_corpus(tmp_path / name)
+        return [corpus.read(int(a), int(b - a)).tolist() for a, b in itertools.pairwise(corpus.boundaries)]
+
+    made("plain")
+    first, done = made("one", shuffle=1024)
+    assert made("two", shuffle=1024, workers=2)[0] == made("tiny", 500, shuffle=1024)[0] == first
+    assert made("tiny2", 500, shuffle=1024, workers=2)[0] == first != made("other", shuffle=1025)[0]
+    numbers = np.random.Philox(key=1024).random_raw(40).tolist()
+    assert documents("one") == [documents("plain")[i] for i in sorted(range(40), key=numbers.__getitem__)]
+    metas = [open_corpus(tmp_path / name).files[0].meta for name in ("plain", "one")]
+    assert [meta.shuffle_seed for meta in metas] == [None, 1024]
+    assert [one.phase for one in done] == ["tokenizing"] * 6 + ["shuffling"]
+    assert (done[-1].done, done[-1].total) == (metas[1].num_tokens,) * 2
+
+
+@pytest.mark.parametrize("failing", ["input", "spool", "corpus"])
+def test_a_shuffle_that_fails_leaves_nothing(job, tmp_path, monkeypatch, failing):
+    """Bad input after documents were written aside; a full disk there; a full disk when the corpus is written."""
+    monkeypatch.setattr(shuffle, "MEMORY_BYTES", 2)
+    monkeypatch.setattr(preprocess, "_BATCH_DOCUMENTS", 1)
+    job = dataclasses.replace(job, shuffle=1)
+    told = "No space left"
+    if failing == "input":
+        (tmp_path / "bad.jsonl").write_text("{")
+        job, told = dataclasses.replace(job, inputs=[*job.inputs, str(tmp_path / "bad.jsonl")]), "line 1"
+    elif failing == "spool":
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, dir: open("/dev/full", "w+b", 0))  # noqa: SIM115
+    else:
+        monkeypatch.setattr(token_writer, "open", lambda path, mode: open("/dev/full", mode, 0), raising=False)  # noqa: SIM115
+    with pytest.raises(UserError, match=told):
+        preprocess_corpus(job)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_documents_begin_with_bos(job, append_eos):
+    summary = preprocess_corpus(dataclasses.replace(job, prepend_bos=True, append_eos=append_eos))
+    corpus = open_corpus(job.output_prefix)
+    ids = corpus.read(0, corpus.num_tokens)
+    assert ids[corpus.boundaries[:-1]].tolist() == [1, 1, 1] and (ids == 1).sum() == 3
+    assert (ids[corpus.boundaries[1:] - 1] == 2).tolist() == [append_eos] * 3
+    assert (corpus.files[0].meta.bos_id, corpus.eos_id) == (1, 2)
+    assert ("each begins with '<s>' (id 1, the model)" in str(summary)) and (
+        "each ends with" in str(summary)
+    ) == append_eos
+
+
+def test_without_bos_the_sidecar_names_none(job):
+    preprocess_corpus(job)
+    assert open_corpus(job.output_prefix).files[0].meta.bos_id is None
+
+
+@pytest.mark.parametrize(
+    "changes, key, told",
+    [
+        ({"shuffle": -1}, "--shuffle", "a seed is a whole number"),
+        ({"shuffle": 1 << 63}, "--shuffle", "a seed is a whole number"),
+        ({"bos_token": "<s>"}, "--bos-token", "add --prepend-bos"),
+        ({"eos_token": "</S>"}, "--eos-token", "did you mean </s>"),
+        ({"prepend_bos": True, "bos_token": "<S>"}, "--bos-token", "did you mean <s>"),
+        ({"tokenizer": "bytes", "prepend_bos": True}, "--prepend-bos", "--bos-token TOKEN"),
+        ({"tokenizer": "bytes", "eos_token": "x"}, "--eos-token", "byte 0 ends documents"),
+    ],
+)
+def test_choices_that_cannot_be(job, tmp_path, changes, key, told):
+    with pytest.raises(UserError, match=told) as caught:
+        preprocess_corpus(dataclasses.replace(job, **changes))
+    assert caught.value.problems[0].key == key and not (tmp_path / "out").exists()
 
 
 def test_a_failing_run_leaves_nothing(job, tmp_path):
@@ -116,8 +219,14 @@ def test_no_text_at_all(job, tmp_path):
 def test_append_eos_needs_an_eos(job, tmp_path):
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
     (tmp_path / "merges.txt").write_text("a b\n")
-    with pytest.raises(UserError, match="--append-eos"):
-        preprocess_corpus(dataclasses.replace(job, tokenizer=str(tmp_path), append_eos=True))
+    job = dataclasses.replace(job, tokenizer=str(tmp_path), append_eos=True)
+    with pytest.raises(UserError, match="--append-eos") as caught:
+        preprocess_corpus(job)
+    assert "--eos-token TOKEN" in caught.value.problems[0].fix
+    (tmp_path / "a.txt").write_text("aabb")
+    preprocess_corpus(dataclasses.replace(job, eos_token="ab", inputs=[str(tmp_path / "a.txt")]))
+    corpus = open_corpus(job.output_prefix)
+    assert corpus.read(0, corpus.num_tokens).tolist() == [0, 0, 1, 1, 2] and corpus.eos_id == 2
 
 
 @pytest.mark.parametrize("change, key", [({"workers": 0}, "--workers"), ({"tokenizer": "none"}, "--tokenizer")])

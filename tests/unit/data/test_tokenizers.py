@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -210,6 +212,46 @@ def test_a_full_disk_leaves_no_model(text_folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No space left"):
         train_sentencepiece([str(text_folder)], str(tmp_path / "x"), 300)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_training_makes_bpe_unless_told_and_says_what_it_does(text_folder, tmp_path, caplog):
+    """What takes long is told before it begins; the bytes read are those of the files."""
+    seen = []
+    with caplog.at_level(logging.INFO, "ppfleetx"):
+        default = train_sentencepiece([str(text_folder)], str(tmp_path / "a"), 300, on_progress=seen.append)
+    texts = [line for path in text_folder.iterdir() for line in path.read_text().splitlines() if line]
+    lines, characters = len(texts), sum(map(len, texts))
+    told = (
+        f"training a bpe model of 300 tokens on {lines:,} lines, {characters:,} characters (takes 1.5 s for 8 million "
+    )
+    assert told in caplog.text
+    bpe = train_sentencepiece([str(text_folder)], str(tmp_path / "b"), 300, model_type="bpe")
+    unigram = train_sentencepiece([str(text_folder)], str(tmp_path / "c"), 300, model_type="unigram")
+    assert default.read_bytes() == bpe.read_bytes() != unigram.read_bytes()
+    read = [one for one in seen if one.phase == "reading"]
+    size = sum(path.stat().st_size for path in text_folder.iterdir())
+    assert (read[-1].done, read[-1].total, read[-1].note) == (size, size, f"{lines} lines")
+
+
+def test_the_trainers_clock_ticks_while_it_works(text_folder, tmp_path, monkeypatch):
+    """SentencePiece tells nothing itself."""
+    seen, train = [], train_tokenizer._train
+
+    def slow(*arguments):
+        time.sleep(1.2)
+        return train(*arguments)
+
+    monkeypatch.setattr(train_tokenizer, "_train", slow)
+    train_sentencepiece([str(text_folder)], str(tmp_path / "a"), 300, on_progress=seen.append)
+    ticks = [one for one in seen if one.phase == "training"]
+    assert len(ticks) >= 2 and "lines" in ticks[0].note
+
+
+def test_of_a_large_corpus_a_sample_is_trained_on_and_that_is_said(text_folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(train_tokenizer, "MAX_LINES", 100)
+    with caplog.at_level(logging.INFO, "ppfleetx"):
+        train_sentencepiece([str(text_folder)], str(tmp_path / "a"), 300)
+    assert "on 100 lines (of " in caplog.text and "chosen by chance" in caplog.text
 
 
 def test_no_text_to_train_on(tmp_path):
