@@ -76,7 +76,8 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
         type=int,
         metavar="SEED",
         help="put the documents in a random order, so that the last ones, which evaluation reads, are like the others;"
-        " the same seed and input give the same order. Needs disk space for the corpus twice (default: as they come)",
+        " the same seed and input give the same order. A corpus of more than 256 MiB needs its disk space twice meanwhile"
+        " (default: the order of the input)",
     )
     add(
         "--split-by",

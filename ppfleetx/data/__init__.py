@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppfleetx.data.corpus import Corpus, open_corpus
     from ppfleetx.data.dataset import DatasetSpec, GPTDataset, Sample
+    from ppfleetx.data.documents import Reading
     from ppfleetx.data.loader import Batch, load_batches
     from ppfleetx.data.order import KeyedPermutation, SampleOrder, split_documents
     from ppfleetx.data.preprocess import PreprocessJob, PreprocessSummary, preprocess_corpus
     from ppfleetx.data.sampler import GlobalBatchSampler
     from ppfleetx.data.token_writer import CorpusWriter
-    from ppfleetx.data.tokenizers import Tokenizer, load_tokenizer
+    from ppfleetx.data.tokenizers import MarkChoice, Tokenizer, load_tokenizer
     from ppfleetx.data.train_tokenizer import train_sentencepiece
 
 #: public name -> module that holds it; loaded on first use (PEP 562), so that reading a corpus loads no tokenizer
@@ -28,12 +29,14 @@ _MODULE_OF = {
     "KeyedPermutation": "order",
     "SampleOrder": "order",
     "split_documents": "order",
+    "Reading": "documents",
     "PreprocessJob": "preprocess",
     "PreprocessSummary": "preprocess",
     "preprocess_corpus": "preprocess",
     "GlobalBatchSampler": "sampler",
     "CorpusWriter": "token_writer",
     "Tokenizer": "tokenizers",
+    "MarkChoice": "tokenizers",
     "load_tokenizer": "tokenizers",
     "train_sentencepiece": "train_tokenizer",
 }
@@ -46,8 +49,10 @@ __all__ = [
     "GPTDataset",
     "GlobalBatchSampler",
     "KeyedPermutation",
+    "MarkChoice",
     "PreprocessJob",
     "PreprocessSummary",
+    "Reading",
     "Sample",
     "SampleOrder",
     "Tokenizer",

@@ -83,9 +83,8 @@ def find_files(inputs: Sequence[str | Path], suffixes: Sequence[str] = DEFAULT_S
     for place in map(Path, inputs):
         if place.is_dir():
             below = sorted(_files_below(place))
-            wanted = [path for path in below if path.name.lower().endswith(endings)]
-            found = [path for path in wanted if not _is_sidecar(path)]
-            _warn_left_out(place, [path for path in below if path not in set(wanted)], suffixes)
+            found = [path for path in below if path.name.lower().endswith(endings) and not _is_sidecar(path)]
+            _warn_left_out(place, [path for path in below if not path.name.lower().endswith(endings)], suffixes)
             if not found:
                 rule = f"the folder must hold files ending in {', '.join(suffixes)} (or these and .gz)"
                 raise UserError(Problem("--input", str(place), rule, "name other endings with --suffix"))

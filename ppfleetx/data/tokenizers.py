@@ -125,6 +125,7 @@ class _Marked:
 
     eos: Mark | None = None
     bos: Mark | None = None
+    _told_unknown = False
 
     def _find_marks(
         self, vocab: dict[str, int], folder: Path | None, marks: MarkChoice, own: Sequence[Mark | None]
@@ -147,9 +148,18 @@ class _Marked:
         return {mark.id for mark in (self.eos, self.bos) if mark}
 
     def _plain(self, ids: list[int]) -> list[int]:
-        """`ids` without marks: where one of them also stands for unknown text, that text yields nothing."""
+        """`ids` without marks."""
         marks = self.mark_ids
         return [index for index in ids if index not in marks] if any(mark in ids for mark in marks) else ids
+
+    def _plain_text(self, ids: list[int]) -> list[int]:
+        """Ids of a text without marks, which are there only if one stands for unknown text too."""
+        plain = self._plain(ids)
+        if len(plain) < len(ids) and not self._told_unknown:
+            self._told_unknown = True
+            marks = " and ".join(mark.text for mark in (self.eos, self.bos) if mark)
+            _LOG.warning("%s stands for unknown text too; text that the tokenizer does not know is left out", marks)
+        return plain
 
 
 class _Bytes(_Marked):
@@ -196,7 +206,7 @@ class _SentencePiece(_Marked):
         return self._vocab
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._plain(ids) for ids in self._processor.encode(list(texts), num_threads=1)]
+        return [self._plain_text(ids) for ids in self._processor.encode(list(texts), num_threads=1)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode(self._plain([int(index) for index in ids]))
@@ -236,7 +246,7 @@ class _HuggingFace(_Marked):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [self._plain(encoding.ids) for encoding in encodings]
+        return [self._plain_text(encoding.ids) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(self._plain([int(index) for index in ids]), skip_special_tokens=True)

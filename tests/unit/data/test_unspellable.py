@@ -198,6 +198,14 @@ def test_the_models_gave_that_id_to_text_before(sentencepiece):
     assert tokenizer.encode_batch(["ab<>|"]) == [own.encode("ab<>|")]
 
 
+def test_a_mark_that_stands_for_unknown_text_leaves_it_out_and_says_so(tmp_path, caplog):
+    """Before: every unknown word ended the document."""
+    tokenizer = load_tokenizer(saved_json(BACKENDS["unknown text"](), tmp_path), marks=MarkChoice(END))
+    assert tokenizer.encode_batch(["hello", "hello hello"]) == [[1], [1, 1]] and not caplog.text
+    assert tokenizer.encode_batch(["hello there hello", "no"]) == [[1, 1], []]
+    assert caplog.text.count(f"{END} stands for unknown text too") == 1
+
+
 @pytest.mark.parametrize("token", ["!", "Ġ"])
 def test_a_token_that_text_needs_cannot_end_documents(tmp_path, token):
     from ppfleetx.config.errors import UserError
