@@ -1,8 +1,8 @@
 """Tokenizers: SentencePiece models, Hugging Face `tokenizer.json`, GPT-2 folders with `vocab.json` and `merges.txt`, bytes.
 
-Text that spells a control token, such as "</s>" or "<|endoftext|>", is encoded as ordinary text by all of them: no
-document can end itself, whatever the token that ends documents is to the tokenizer. No token is added before or after a
-text either; ends and beginnings of documents are the caller's to add.
+No text yields the token that ends or begins documents, whatever that token is to the tokenizer: no document can end itself.
+Other control tokens, spelled out, are text as well, unless the vocabulary has them as words. No token is added before or
+after a text; ends and beginnings of documents are the caller's to add.
 """
 
 from __future__ import annotations
