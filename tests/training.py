@@ -63,7 +63,9 @@ class Outcome(NamedTuple):
 def arguments(output: Path, *overrides: str, config: str = TINY) -> list[str]:
     """Command line of a quiet run of the tiny model: no VisualDL, no evaluation, one checkpoint at the end."""
     quiet = ["Engine.visualdl=false", "Engine.eval_freq=0", "Engine.save_load.save_steps=-1"]
-    return ["-c", str(REPO / config), "-o", *quiet, *_data(), f"Engine.save_load.output_dir={output}", *overrides]
+    schedule = "Optimizer.lr.decay_steps=30"  # not that of max_steps: half a run and a whole one train alike
+    paths = [*_data(), f"Engine.save_load.output_dir={output}"]
+    return ["-c", str(REPO / config), "-o", *quiet, schedule, *paths, *overrides]
 
 
 def train(output: Path, *overrides: str, config: str = TINY) -> Outcome:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ppfleetx.config.coerce import default_of, to_tree
 from ppfleetx.config.derive import Derived
 from ppfleetx.config.errors import Problem
-from ppfleetx.config.schema import Sections, SplitConfig
+from ppfleetx.config.schema import LRConfig, Sections, SplitConfig
 from ppfleetx.config.unknown import Stopped
 
 Rule = Callable[[Sections, Derived], Iterator[Problem]]
@@ -42,10 +42,27 @@ def warn(sections: Sections, derived: Derived) -> list[str]:
         texts.append("sharding_stage 3 with pp_degree above 1 gathers every block anew for every micro-batch")
     if sections.Optimizer.tensor_fusion:
         texts.append("Optimizer.tensor_fusion has no effect: parameters are updated one by one")
+    if sections.Engine.run_mode == "step":
+        texts += ends_early(sections.Optimizer.lr, sections.Engine.max_steps, "Engine.max_steps")
     for path, data in _splits(sections):
         if data.sampler.shuffle:
             texts.append(f"{path}.sampler.shuffle has no further effect: samples are shuffled within each epoch anyway")
     return texts
+
+
+def ends_early(lr: LRConfig, num_updates: int, source: str) -> list[str]:
+    """A warning if the rate reaches its lowest value before the run ends, and so stays there; none otherwise.
+
+    Args:
+        num_updates: updates of the run; `source` says what they are the number of.
+    """
+    decay = lr.decay_steps
+    if decay is None or decay >= num_updates or lr.name == "ConstantWithWarmup" or lr.min_lr >= lr.max_lr:
+        return []
+    return [
+        f"Optimizer.lr.decay_steps {decay} is less than {source} {num_updates}: from update {decay + 1} on the learning "
+        f"rate stays at min_lr {lr.min_lr}; -o Optimizer.lr.decay_steps=null spreads it over the whole run"
+    ]
 
 
 def _family(sections: Sections, derived: Derived) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from ppfleetx.config import UserError, load_config
 from ppfleetx.config.coerce import to_tree
 from ppfleetx.config.load import load_tree
+from ppfleetx.optim.schedules import build_schedule
 from tests.unit.config.helpers import RECIPES, ROOT, config_of, problem_of, write
 
 #: PaddleFleetX's own files (Apache-2.0, licence beside them), which must load unchanged
@@ -24,10 +26,15 @@ RECIPE_FACTS = {
     "175B_mp8_pp16": (128, 174_603_264_000, 51200),
 }
 OWN_SIZE = {f"pretrain_gpt_{name}.yaml": facts[0] for name, facts in RECIPE_FACTS.items()}
+#: of most recipes, as of PaddleFleetX's: the last 140000 updates are made at min_lr
+ENDS_EARLY = "Optimizer.lr.decay_steps 360000 is less than Engine.max_steps 500000"
 #: how the warnings of a recipe begin
 WARNINGS = {
-    "6.7B_sharding16": ("Optimizer.tensor_fusion has no effect",),
-    "175B_mp8_pp16": ("Global.enable_partial_send_recv is False",),
+    "345M_single_card": (ENDS_EARLY,),
+    "1.3B_dp8": (ENDS_EARLY,),
+    "6.7B_sharding16": ("Optimizer.tensor_fusion has no effect", ENDS_EARLY),
+    "13B_dp8": ("Optimizer.lr.decay_steps 160000 is less than Engine.max_steps 200000",),
+    "175B_mp8_pp16": ("Global.enable_partial_send_recv is False", ENDS_EARLY),
 }
 #: keys of the originals that have no effect here, so that our recipes leave them out
 NO_EFFECT = {"Optimizer.lr.use_increments"}
@@ -76,6 +83,26 @@ def test_the_base_asks_for_the_model_only():
 def test_the_tiny_recipe_resolves():
     config = load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")]).config
     assert (config.Global.device, config.derived.accumulate_steps, config.derived.num_samples_train) == ("cpu", 4, 240)
+
+
+@pytest.mark.parametrize(
+    ("file", "max_lr"), [("configs/debug/tiny_gpt.yaml", 1e-3), ("projects/gpt/quickstart.yaml", 2e-3)]
+)
+def test_files_to_play_with_decay_over_the_run_however_long_it_is(file, max_lr):
+    """Warm-up 10 of 100 updates, then a cosine: half way down, after 55, the mean of max_lr and min_lr = max_lr / 10."""
+    loaded = load_config([str(ROOT / file)], ["Engine.max_steps=100"])
+    assert loaded.warnings == () and loaded.config.derived.decay_steps == 100
+    schedule = build_schedule(loaded.config.Optimizer.lr, 100)
+    found = [schedule(k) for k in (5, 10, 55, 99, 100)]
+    last = max_lr * (0.1 + 0.45 * (1 + math.cos(math.pi * 89 / 90)))
+    assert found == pytest.approx([max_lr / 2, max_lr, 0.55 * max_lr, last, max_lr / 10], rel=1e-12)
+
+
+def test_the_overlay_for_laptops_decays_over_its_own_updates():
+    """The recipe beneath says 360000."""
+    files = [RECIPES / "pretrain_gpt_345M_single_card.yaml", ROOT / "configs/debug/laptop.yaml"]
+    loaded = load_config([str(file) for file in files], ["Engine.max_steps=20"])
+    assert (loaded.config.derived.decay_steps, loaded.config.derived.warmup_steps, loaded.warnings) == (20, 2.0, ())
 
 
 def test_every_yaml_file_of_the_repository_is_known_here():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ppfleetx.optim.schedules import build_schedule
 from tests.unit.config.helpers import config_of, problem_of, problems_of, tiny
 
 
@@ -165,6 +166,31 @@ def test_learning_rates():
     assert config_of("Optimizer.lr.min_lr=1e-3", "Optimizer.lr.name=ConstantWithWarmup")
     overrides = ("Optimizer.lr.name=WarmupStableDecay", "Optimizer.lr.warmup_rate=0.5", "Optimizer.lr.decay_rate=0.6")
     assert problem_of(*overrides).rule == "warmup_rate 0.5 + decay_rate 0.6 must not exceed 1"
+
+
+@pytest.mark.parametrize("name", ["CosineAnnealingWithWarmupDecay", "LinearDecayWithWarmup", "WarmupStableDecay"])
+def test_a_rate_that_stays_at_its_lowest_for_the_rest_of_the_run_is_warned_of(name):
+    """Update 31 is the first whose rate, `schedule(30)`, is min_lr."""
+    common = (f"Optimizer.lr.name={name}", "Optimizer.lr.warmup_rate=0.1", "Engine.max_steps=100")
+    loaded = tiny(*common, "Optimizer.lr.decay_steps=30")
+    assert loaded.warnings == (
+        "Optimizer.lr.decay_steps 30 is less than Engine.max_steps 100: from update 31 on the learning rate stays at "
+        "min_lr 1e-05; -o Optimizer.lr.decay_steps=null spreads it over the whole run",
+    )
+    schedule = build_schedule(loaded.config.Optimizer.lr, 100)
+    assert schedule(29) > schedule(30) == schedule(99) == 1e-5
+    for decay_steps in ("null", "100", "1000"):  # the last: usual, where a run is a part of a longer one
+        assert tiny(*common, f"Optimizer.lr.decay_steps={decay_steps}").warnings == ()
+
+
+@pytest.mark.parametrize("override", ["lr.name=ConstantWithWarmup", "lr.min_lr=5e-5"])
+def test_a_rate_that_does_not_fall_is_not_warned_of(override):
+    assert tiny("Engine.max_steps=100", "Optimizer.lr.decay_steps=30", f"Optimizer.{override}").warnings == ()
+
+
+def test_epochs_tell_only_with_the_data_how_long_the_run_is():
+    """There the warning comes from `Engine.fit`."""
+    assert tiny("Engine.run_mode=epoch", "Engine.max_steps=100", "Optimizer.lr.decay_steps=30").warnings == ()
 
 
 @pytest.mark.parametrize("steps", ["0", "-1"])
