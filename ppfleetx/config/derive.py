@@ -37,7 +37,7 @@ class Derived:
         None, "updates until min_lr; null: the updates of the epochs, known when the data is open", unit="updates"
     )
     warmup_steps: float | None = key(None, "updates of the warm-up", unit="updates")
-    test_iters: int = key(0, "batches of the Test data")
+    test_iters: int = key(0, "batches that tools/eval.py --split test evaluates")
     num_samples_train: int | None = key(None, "samples that training reads; null: those of the epochs", unit="samples")
     num_samples_eval: int | None = key(
         0, "samples that all evaluations together read; null: depends on the epochs", unit="samples"

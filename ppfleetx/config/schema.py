@@ -87,9 +87,9 @@ class EngineConfig:
         None, "micro-batches in one update; a given number is ignored with a warning", derived="local_batch_size ÷ micro_batch_size",
     )
     logging_freq: int = key(1, "updates between log lines", unit="updates", at_least=1)
-    eval_freq: int = key(-1, "updates (run_mode epoch: epochs) between evaluations; 0 or less: none")
-    eval_iters: int = key(0, "batches in one evaluation; 0: none", unit="global batches", at_least=0)
-    test_iters: int | None = key(None, "batches of the Test data", unit="global batches", at_least=0, derived="10 × eval_iters")
+    eval_freq: int = key(-1, "updates (run_mode epoch: epochs) between evaluations; 0 or less: none while training (tools/eval.py evaluates all the same)")
+    eval_iters: int = key(0, "batches in one evaluation, while training or by tools/eval.py; 0: none", unit="global batches", at_least=0)
+    test_iters: int | None = key(None, "batches that tools/eval.py --split test evaluates", unit="global batches", at_least=0, derived="10 × eval_iters")
     max_skipped_steps: int = key(50, "updates in a row that float16 may skip for overflow before the run stops", at_least=1)
     visualdl: bool = key(True, "write VisualDL scalars to output_dir/visualdl (as well as metrics.jsonl)")
     mix_precision: MixPrecisionConfig = section(MixPrecisionConfig, "mixed precision")
@@ -205,7 +205,7 @@ class DataConfig:
 
     Train: SplitConfig | None = optional_section("training data")
     Eval: SplitConfig | None = optional_section("evaluation data")
-    Test: SplitConfig | None = optional_section("test data")
+    Test: SplitConfig | None = optional_section("test data, for tools/eval.py --split test; training only looks that they are there")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class LRConfig:
     max_lr: float = key(5e-5, "peak rate", at_least=0)
     min_lr: float = key(1e-5, "rate after decay_steps", at_least=0)
     warmup_rate: float = key(0.01, "share of decay_steps spent warming up", at_least=0, below=1)
-    decay_steps: int | None = key(None, "updates until min_lr", unit="updates", at_least=1, derived="the updates of the run")
+    decay_steps: int | None = key(None, "updates until min_lr, where the rate stays afterwards", unit="updates", at_least=1, derived="the updates of the run")
     decay_rate: float = key(0.1, "WarmupStableDecay: share of decay_steps spent falling to min_lr, at their end", above=0)
     use_increments: bool = key(False, "kept for old files; decay_steps counts updates either way")
     run_mode: str = key("step", "kept for old files", choices=("step", "epoch"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppfleetx.engine.alike import open_data_alike, settings
-    from ppfleetx.engine.data import RunData, open_data
+    from ppfleetx.engine.data import RunData, open_data, section_to_evaluate
     from ppfleetx.engine.engine import Engine
     from ppfleetx.engine.step import edges_of, make_model, make_trainable, stage_of
 
@@ -18,6 +18,7 @@ _MODULE_OF = {
     "make_model": "step",
     "make_trainable": "step",
     "open_data": "data",
+    "section_to_evaluate": "data",
     "open_data_alike": "alike",
     "settings": "alike",
     "stage_of": "step",
@@ -31,6 +32,7 @@ __all__ = [
     "make_trainable",
     "open_data",
     "open_data_alike",
+    "section_to_evaluate",
     "settings",
     "stage_of",
 ]

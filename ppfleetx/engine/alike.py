@@ -25,14 +25,16 @@ def settings(config: Config) -> dict[str, Any]:
     return {**dict(_leaves("", sections)), "paddle.__version__": paddle.__version__, "code of ppfleetx": _code()}
 
 
-def open_data_alike(config: Config, topology: Topology, context: ParallelContext) -> RunData:
+def open_data_alike(
+    config: Config, topology: Topology, context: ParallelContext, evaluated: str | None = None
+) -> RunData:
     """`open_data` on all ranks, which must find the same tokens; every rank calls it.
 
     Raises:
         UserError: on all ranks, what any of them meets, or corpora that differ.
     """
-    data = context.together(lambda: open_data(config, topology))
-    found = {"Train": data.train, "Eval": data.evaluation}
+    data = context.together(lambda: open_data(config, topology, evaluated))
+    found = {"Train": data.train, data.evaluated: data.evaluation}
     context.same(
         {
             f"hash of the corpus of Data.{mode}.dataset.input_dir": dataset.corpus.mark[:12]

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.config.load import find_path
 from ppfleetx.config.schema import SplitConfig
-from ppfleetx.data import Batch, DatasetSpec, GlobalBatchSampler, GPTDataset, load_batches
+from ppfleetx.data import (
+    Batch,
+    Corpus,
+    DatasetSpec,
+    GlobalBatchSampler,
+    GPTDataset,
+    load_batches,
+    open_corpus,
+)
 from ppfleetx.distributed import Topology
 from ppfleetx.engine.progress import Progress
 
@@ -28,6 +36,7 @@ class RunData:
     Attributes:
         train: the training samples, endless.
         evaluation: the evaluation samples; None where evaluation is off.
+        evaluated: the section of `Data` that they are of, "Eval" or "Test".
         num_samples: training samples of the run; None: as many as max_steps needs.
         num_updates: updates of the run; of one that resumes, the earlier ones included.
     """
@@ -38,6 +47,7 @@ class RunData:
     evaluation: GPTDataset | None
     num_samples: int | None
     num_updates: int
+    evaluated: str
 
     def continued(self, progress: Progress) -> RunData:
         """The same data for a run that goes on at `progress`: what earlier updates read is read, whatever their batch size.
@@ -77,9 +87,9 @@ class RunData:
 
     def evaluation_batches(self) -> Generator[Batch, None, None]:
         """This rank's parts of the batches of one evaluation: the same ones each time, a partial last one padded."""
-        split = self.config.Data.Eval
-        assert self.evaluation is not None and split is not None
-        wanted = self.config.Engine.eval_iters * self.config.derived.global_batch_size
+        split = getattr(self.config.Data, self.evaluated)
+        assert self.evaluation is not None
+        wanted = num_batches(self.config, self.evaluated) * self.config.derived.global_batch_size
         sampler = self._sampler(min(wanted, self.evaluation.num_samples()), drop_last=False)
         return load_batches(self.evaluation, sampler, num_workers=split.loader.num_workers)
 
@@ -116,19 +126,26 @@ class RunData:
         return GlobalBatchSampler(self.config.derived.global_batch_size, data.rank, data.size, num_samples, drop_last)
 
 
-def open_data(config: Config, topology: Topology) -> RunData:
+def open_data(config: Config, topology: Topology, evaluated: str | None = None) -> RunData:
     """Opens what the run reads.
 
+    Args:
+        evaluated: "Eval" or "Test": what tools/eval.py evaluates; None: training, which evaluates `Data.Eval` if that is on.
+
     Raises:
-        UserError: a corpus is missing, broken, too small or does not fit the vocabulary, or training and evaluation
-            data come from two tokenizers.
+        UserError: a corpus is missing, broken, too small or does not fit the vocabulary, its data come from another tokenizer
+            than the training data, or there is nothing to evaluate where that was asked for.
     """
     assert config.Data.Train is not None
     train = GPTDataset(_spec(config, config.Data.Train, "Train"))
-    evaluates = config.Engine.eval_freq > 0 and config.Engine.eval_iters > 0 and config.Data.Eval is not None
-    evaluation = GPTDataset(_spec(config, config.Data.Eval, "Eval")) if evaluates and config.Data.Eval else None
-    if evaluation is not None:
-        _check_one_tokenizer(train, evaluation)
+    evaluation = None
+    if evaluated is not None or evaluates(config):
+        mode = evaluated or "Eval"
+        evaluation = GPTDataset(_spec(config, section_to_evaluate(config, mode), mode))
+        _check_one_tokenizer(config, train, evaluation.corpus, mode)
+    if evaluated is None and config.Data.Test is not None:  # for later: only that it is there, its share may be empty
+        corpus = open_corpus(find_path(config.Data.Test.dataset.input_dir), "Data.Test.dataset.input_dir")
+        _check_one_tokenizer(config, train, corpus, "Test")
     num_samples, num_updates = _length(config, train)
     batch = config.derived.global_batch_size
     read = num_updates * batch if num_samples is None else min(num_samples, num_updates * batch)
@@ -140,7 +157,7 @@ def open_data(config: Config, topology: Topology) -> RunData:
     logger.info("training reads %s", train.describe())
     if evaluation is not None:
         logger.info("evaluation reads %s%s", evaluation.describe(), _hint(train, evaluation))
-    return RunData(config, topology, train, evaluation, num_samples, num_updates)
+    return RunData(config, topology, train, evaluation, num_samples, num_updates, evaluated or "Eval")
 
 
 def _hint(train: GPTDataset, evaluation: GPTDataset) -> str:
@@ -154,13 +171,47 @@ def _hint(train: GPTDataset, evaluation: GPTDataset) -> str:
     )
 
 
-def _check_one_tokenizer(train: GPTDataset, evaluation: GPTDataset) -> None:
+def evaluates(config: Config) -> bool:
+    """Whether training evaluates."""
+    return config.Engine.eval_freq > 0 and config.Engine.eval_iters > 0 and config.Data.Eval is not None
+
+
+def num_batches(config: Config, evaluated: str) -> int:
+    """Global batches of one evaluation of `Data.Eval` or `Data.Test`, unless there are less data."""
+    return config.Engine.eval_iters if evaluated == "Eval" else config.derived.test_iters
+
+
+def section_to_evaluate(config: Config, evaluated: str) -> SplitConfig:
+    """The section `Data.Eval` or `Data.Test`.
+
+    Raises:
+        UserError: there is none, or no batch of it is to be evaluated.
+    """
+    split: SplitConfig | None = getattr(config.Data, evaluated)
+    if split is None:
+        assert config.Data.Train is not None
+        key, dataset = f"Data.{evaluated}", config.Data.Train.dataset
+        rule = f"tools/eval.py --split {evaluated.lower()} evaluates these data, and there are none"
+        length, shares = (
+            f"{key}.dataset.max_seq_len={dataset.max_seq_len}",
+            "[0,1,0]" if evaluated == "Eval" else "[0,0,1]",
+        )
+        fix = f"for a corpus of its own: -o {key}.dataset.input_dir=… {length} {key}.dataset.split={shares}"
+        raise UserError(Problem(key, None, rule, fix))
+    if num_batches(config, evaluated) == 0:
+        key = f"Engine.{evaluated.lower()}_iters"
+        raise UserError(Problem(key, 0, "so many global batches are evaluated: it must be at least 1", f"-o {key}=10"))
+    return split
+
+
+def _check_one_tokenizer(config: Config, train: GPTDataset, corpus: Corpus, mode: str) -> None:
     """Refuses evaluation on ids that mean other text than those that are learned."""
-    made_by = {train.corpus.tokenizer_sha256, evaluation.corpus.tokenizer_sha256} - {None}
+    made_by = {train.corpus.tokenizer_sha256, corpus.tokenizer_sha256} - {None}
     if len(made_by) > 1:
         rule = f"it must come from the tokenizer of the training data, {train.spec.input_dir}, and comes from another"
         fix = "tokenize both with the same tokenizer"
-        raise UserError(Problem("Data.Eval.dataset.input_dir", evaluation.spec.input_dir, rule, fix))
+        value = getattr(config.Data, mode).dataset.input_dir
+        raise UserError(Problem(f"Data.{mode}.dataset.input_dir", value, rule, fix))
 
 
 def _length(config: Config, train: GPTDataset) -> tuple[int | None, int]:

@@ -15,17 +15,18 @@ from paddle import nn
 from ppfleetx.checkpoint.manager import KEY, CheckpointManager
 from ppfleetx.checkpoint.retention import Retention
 from ppfleetx.config import Config, Problem, UserError
+from ppfleetx.config.rules import ends_early
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker
 from ppfleetx.distributed.trainable import Trainable
 from ppfleetx.engine import resume
-from ppfleetx.engine.data import RunData
+from ppfleetx.engine.data import RunData, section_to_evaluate
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
 from ppfleetx.engine.output_dir import prepared_output_dir
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
-from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
+from ppfleetx.engine.step import NotFinite, StepResult, TrainStep, make_pipeline
 from ppfleetx.engine.stop import StopRequests
 from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
@@ -100,6 +101,9 @@ class Engine:
             UserError: the checkpoint resumed from lies beyond the end of the run; nothing was changed.
         """
         data = data.continued(self.progress)
+        if self.config.Engine.run_mode == "epoch":  # else the configuration has told
+            for warning in ends_early(self.config.Optimizer.lr, data.num_updates, "the updates of these epochs,"):
+                logger.info("warning: %s", warning)
         with prepared_output_dir(self):
             stop = StopRequests(self.context, self.output_dir, self.config.Engine.save_load.stop_after_s)
             return self._ending(self._fit(data, stop))
@@ -126,6 +130,8 @@ class Engine:
         self.model.train()
         batches = data.train_batches(self.progress.consumed_samples)
         with contextlib.closing(batches), RunLog(self, data, schedule) as log:
+            if self.progress.evaluation_due:  # a stop came before it, in the run that is resumed
+                self._make_up_evaluation(data, log)
             for batch in itertools.islice(batches, data.num_updates - self.progress.step):
                 try:
                     result = self._update(batch, data, schedule)
@@ -133,16 +139,31 @@ class Engine:
                     error.step = self.progress.step + 1  # type: ignore[attr-defined]  # for the failure's record
                     raise
                 log.after_update(result, batch.epoch)
+                self.progress.evaluation_due = int(data.evaluates_after(self.progress))
                 if self.progress.step < data.num_updates and (reason := stop.after_update(self.progress.step)):
                     return reason
-                if data.evaluates_after(self.progress):
-                    with log.pause():
-                        began = time.perf_counter()
-                        log.after_evaluation(*self.evaluate(data), time.perf_counter() - began)
+                if self.progress.evaluation_due:
+                    self._log_evaluation(data, log)
                 if data.saves_after(self.progress):
                     with log.pause():
                         self.save(data)
         return None
+
+    def _make_up_evaluation(self, data: RunData, log: RunLog) -> None:
+        """Makes the evaluation that a stop left out, unless an earlier start has done so or it is switched off now."""
+        step = self.progress.step
+        made = self.context.rank0_first("look for the evaluation", lambda: log.has_evaluation(step))
+        if data.evaluation is not None and not made:
+            logger.info("the run was stopped before the evaluation after step %d: it is made now", step)
+            self._log_evaluation(data, log)
+        self.progress.evaluation_due = 0
+
+    def _log_evaluation(self, data: RunData, log: RunLog) -> None:
+        """Evaluates after the present update."""
+        with log.pause():
+            began = time.perf_counter()
+            log.after_evaluation(*self.evaluate(data), time.perf_counter() - began)
+        self.progress.evaluation_due = 0
 
     def _ending(self, stopped: str | None) -> int:
         """Says how the run ended, and gives its exit code."""
@@ -170,20 +191,20 @@ class Engine:
         """Evaluates the restored checkpoint and logs the result; every rank must call it.
 
         Raises:
-            UserError: there is no checkpoint, or evaluation is off.
+            UserError: there is no checkpoint.
         """
         if self.resumed_from is None:
             rule = "evaluation needs a checkpoint"
             raise UserError(
                 Problem(KEY, self.config.Engine.save_load.ckpt_dir, rule, f"-o {KEY}=auto, or a step_N folder")
             )
-        if data.evaluation is None:
-            rule = "evaluation is off: it needs Data.Eval, eval_freq and eval_iters above 0"
-            raise UserError(Problem("Engine.eval_iters", self.config.Engine.eval_iters, rule))
+        split = section_to_evaluate(self.config, data.evaluated)  # whose sequences may be of another length
+        self.train_step.evaluation_pipeline = make_pipeline(self.config, self.context, split)
         began = time.perf_counter()
         loss, batches = self.evaluate(data)
         cost_s = (time.perf_counter() - began) / max(batches, 1)
-        record = EvalRecord(step=self.progress.step, loss=loss, batches=batches, avg_batch_cost_s=cost_s)
+        kind, step = data.evaluated.lower(), self.progress.step
+        record = EvalRecord(kind=kind, step=step, loss=loss, batches=batches, avg_batch_cost_s=cost_s)
         logger.info("%s", record.line())
 
     def save(self, data: RunData) -> None:

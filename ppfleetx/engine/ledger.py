@@ -11,8 +11,9 @@ from ppfleetx.checkpoint.compare import differences
 from ppfleetx.checkpoint.inspect import layout_name, written_by
 from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
-from ppfleetx.checkpoint.reader import Checkpoint
+from ppfleetx.checkpoint.reader import MASTER, Checkpoint
 from ppfleetx.config import Config
+from ppfleetx.engine.progress import Stored
 from ppfleetx.models.registry import parameters
 from ppfleetx.optim.optimizer import slots_of
 
@@ -33,12 +34,15 @@ def wanted_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return {name: shape for spec in specs for name, shape in stored_shapes(spec).items()}
 
 
-def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str], streams: str) -> str:
+def ledger(
+    engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str], streams: str, stored: Stored | None
+) -> str:
     """The table of what was restored and from where, what was not, and what changed in the config since.
 
     Args:
         slots: what was wanted of the optimizer.
         streams: what became of the random streams.
+        stored: what the checkpoint tells of the progress; None: it was not wanted.
     """
     progress, run = engine.progress, saved.manifest.run
     now = yaml.safe_load(engine.config.to_yaml())
@@ -55,12 +59,24 @@ def ledger(engine: Engine, saved: Checkpoint, data: RunData, slots: Set[str], st
         "shards": f"{files} file{'s' if files > 1 else ''}, layout {there} → {here}",
         "random streams": streams,
     }
+    if stored is not None:
+        rows |= _version_rows(stored)
     lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
     lines += [f"  {name:<18} {value}" for name, value in rows.items()]
     for key, (old, new) in _changes(before, now):
         note = ": the same weights compute something else" if key.startswith(_ARITHMETIC) else ""
         lines.append(f"  config changed     {key}: {old!r} → {new!r}{note}")
     return "\n".join(lines)
+
+
+def _version_rows(stored: Stored) -> dict[str, str]:
+    """What a checkpoint of another version of ppfleetx has more or less of."""
+    rows = {}
+    if stored.unknown:
+        rows["unknown counters"] = f"{', '.join(stored.unknown)}: of a newer version, skipped"
+    if stored.lacking:
+        rows["new counters"] = f"{', '.join(stored.lacking)}: not in this checkpoint, as in a new run"
+    return rows
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, tuple[Any, Any]]]:
@@ -96,7 +112,9 @@ def _optimizer_line(config: Config, saved: Checkpoint, wanted: Set[str]) -> str:
         return f"not restored: {name} starts anew, the checkpoint lacks {', '.join(sorted(wanted - saved.all_slots()))}"
     count = sum(len(wanted) for each in names if each not in lacking)
     # a frozen parameter has nothing to restore, and is not told from others here
-    return f"{count} tensors" + (f"; none for {len(lacking)} parameters, {lacking[0]} first" if lacking else "")
+    line = f"{count} tensors" + (f"; none for {len(lacking)} parameters, {lacking[0]} first" if lacking else "")
+    unknown = saved.all_slots() - wanted - {"", MASTER}
+    return line + (f"; not known to {name}, skipped: {', '.join(sorted(unknown))}" if unknown else "")
 
 
 def _samples_line(now: str, before: str | None, anew: bool) -> str:

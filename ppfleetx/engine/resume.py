@@ -6,7 +6,6 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,7 +16,7 @@ import yaml
 import ppfleetx
 from ppfleetx.checkpoint.compare import setting
 from ppfleetx.checkpoint.manager import KEY
-from ppfleetx.checkpoint.reader import SCALAR_SLOTS, Checkpoint, float32, rank_file
+from ppfleetx.checkpoint.reader import MASTER, SCALAR_SLOTS, Checkpoint, float32, rank_file
 from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.snapshot import TrainingState, host_copy, memory_of
 from ppfleetx.config import Config, Problem, UserError
@@ -25,7 +24,7 @@ from ppfleetx.distributed import seed_streams
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.ledger import ledger, wanted_shapes
-from ppfleetx.engine.progress import Progress
+from ppfleetx.engine.progress import Stored, progress_of
 from ppfleetx.optim.optimizer import load_optimizer_state, optimizer_state, slots_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ T = TypeVar("T")
 
 _HEADS = "Model.num_attention_heads"
 _STRICT = "Engine.save_load.strict"
-#: slot of float32 values beside half-precision weights, as runs stored them up to part 4; now the weights are float32
-_MASTER = "master"
 
 logger = logging.getLogger("ppfleetx")
 
@@ -47,7 +44,7 @@ def capture(engine: Engine, data: RunData) -> TrainingState:
         pieces=engine.trainable.pieces(),
         optimizer=optimizer_state(engine.optimizer, engine.trainable.named),
         streams=engine.tracker.state_dict(),
-        progress={**asdict(engine.progress), "scaler": engine.train_step.precision.state_dict()},
+        progress={**engine.progress.state_dict(), "scaler": engine.train_step.precision.state_dict()},
         run={
             "layout": dict(engine.context.topology.degrees),
             "config": yaml.safe_load(engine.config.to_yaml()),
@@ -92,7 +89,7 @@ def read(engine: Engine, data: RunData, path: Path, weights_only: bool = False) 
         if position is not None:
             _checked(saved, lambda: _go_to(engine, position))
         streams = "as for a new run" if position is None else position.said
-        logger.info("%s", ledger(engine, saved, data, slots, streams))
+        logger.info("%s", ledger(engine, saved, data, slots, streams, position and position.stored))
 
     return put
 
@@ -101,13 +98,13 @@ class _Position(NamedTuple):
     """Where a run stands, tensors apart.
 
     Attributes:
-        progress: counters.
+        stored: counters.
         scaler: its state; {} without one.
         streams: random streams of this rank; None: they are seeded anew.
         said: what becomes of the streams, for people.
     """
 
-    progress: Progress
+    stored: Stored
     scaler: dict[str, Any]
     streams: dict[str, Any] | None
     said: str
@@ -117,19 +114,32 @@ def _position(engine: Engine, saved: Checkpoint) -> _Position:
     """What the checkpoint says of progress and random streams; Damaged if it makes no sense."""
     counters = dict(saved.manifest.progress)
     scaler = _scaler(counters.pop("scaler", {}), saved.manifest.run.get("layout"))
-    known = {field.name for field in fields(Progress)}
-    if counters.keys() != known or not all(type(n) is int and 0 <= n < 2**62 for n in counters.values()):
-        raise Damaged(f"its progress is {counters}")
-    progress = Progress(**counters)
+    try:
+        stored = progress_of(counters)
+    except ValueError as error:
+        raise Damaged(str(error)) from None
     if not _same_places(engine, saved):
-        return _Position(progress, scaler, None, "seeded anew: the layout is another one")
+        return _Position(stored, scaler, None, "seeded anew: the layout is another one")
     streams = saved.streams(engine.context.topology.device_rank)
     there, here = streams.get("device"), engine.context.device.partition(":")[0]
     if there is None:
         raise Damaged(f"{rank_file(engine.context.topology.device_rank)} holds no random streams")
     if there != here:  # a generator's state fits its own kind
-        return _Position(progress, scaler, None, f"seeded anew: the device is another one, {there} → {here}")
-    return _Position(progress, scaler, streams, "to the bit")
+        return _Position(stored, scaler, None, f"seeded anew: the device is another one, {there} → {here}")
+    return _Position(stored, scaler, *_known_streams(streams, engine.tracker.state_dict()))
+
+
+def _known_streams(saved: dict[str, Any], own: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """What of the saved streams there is in this version of ppfleetx, and what becomes of them; None where some are missing."""
+    named = saved.get("streams")
+    if not isinstance(named, dict):
+        return saved, "to the bit"  # the tracker says what is wrong
+    lacking = [*(own.keys() - saved.keys()), *(own["streams"].keys() - named.keys())]
+    if lacking:
+        return None, f"seeded anew: the checkpoint lacks {', '.join(sorted(lacking))}"
+    unknown = sorted(saved.keys() - own.keys())
+    known = {name: saved[name] for name in own}
+    return known, "to the bit" + (f"; not known here, skipped: {', '.join(unknown)}" if unknown else "")
 
 
 def _scaler(stored: Any, layout: Any) -> dict[str, Any]:
@@ -148,7 +158,7 @@ def _scaler(stored: Any, layout: Any) -> dict[str, Any]:
 def _go_to(engine: Engine, position: _Position) -> None:
     """Counters, scaler and random streams."""
     engine.train_step.precision.load_state_dict(position.scaler)
-    engine.progress = position.progress
+    engine.progress = position.stored.progress
     topology, seed = engine.context.topology, engine.config.Global.seed
     if position.streams is None:
         seed_streams(topology, _seed_after(seed, engine.progress.consumed_samples))
@@ -182,7 +192,7 @@ def read_weights(pieces: Sequence[Piece], saved: Checkpoint) -> None:
         stored = saved.slots(piece.tensor.spec)
         if not stored:
             continue  # with strict off: it stays as it is
-        slot = _MASTER if _MASTER in stored else ""
+        slot = MASTER if MASTER in stored else ""
         present = memory_of(host_copy(piece.tensor)) if _lacks(saved, piece, slot) else None
         memory = float32(saved.read_piece(piece.tensor.spec, piece.box, piece.flat, slot, present))
         if piece.tensor.place.is_cpu_place():

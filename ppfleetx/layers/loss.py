@@ -82,7 +82,9 @@ class _CutCrossEntropy(PyLayer):
         index = labels.clip(0, wide.shape[-1] - 1).unsqueeze(-1)
         mine = ((labels >= 0) & (labels < tokens)).astype("float32").unsqueeze(-1)
         picked = (paddle.take_along_axis(wide, index, -1) - peak) * mine
-        powers = (wide - peak).exp_()  # in place, and after what copies for a while: one array of the logits' size in all
+        powers = (
+            wide - peak
+        ).exp_()  # in place, and after what copies for a while: one array of the logits' size in all
         if tokens < wide.shape[-1]:
             powers[..., tokens:] = 0.0  # a copy without padding, and its gradient, would take 16 % of a small step
         sums = paddle.stack([powers.sum(-1, keepdim=True), picked])  # [2, s, b, 1]

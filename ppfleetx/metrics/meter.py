@@ -47,17 +47,48 @@ class StepRecord:
     found_inf: bool = False
 
 
-class Meter:
-    """Collects updates and sums them up a window at a time. The clock of the first window starts with the meter.
+@dataclass
+class Sums:
+    """What the updates of a window sum up to, so far. A checkpoint carries it, so that a window does not depend on where a run
+    was resumed.
 
-    Values are read only when a window ends, so that the host does not wait for the device at every update.
+    Attributes:
+        updates: so many.
+        loss: of their losses.
+        found_inf: updates that were skipped.
+        norms: updates that were not and whose gradient norm is known, …
+        grad_norm: … and the sum of their norms.
+    """
+
+    updates: int = 0
+    loss: float = 0.0
+    found_inf: int = 0
+    norms: int = 0
+    grad_norm: float = 0.0
+
+    def add(self, step: StepRecord) -> None:
+        """One more update. One addition after another: in a resumed run the last digit is the same."""
+        self.updates += 1
+        self.loss += float(step.loss)
+        self.found_inf += bool(step.found_inf)
+        if step.grad_norm is not None and not step.found_inf:
+            self.norms += 1
+            self.grad_norm += float(step.grad_norm)
+
+
+class Meter:
+    """Sums updates up, a window at a time. The clock of the first window starts with the meter.
 
     Args:
         tokens_per_update: global_batch_size × seq_len.
         world_size: devices of the run.
         flops_per_token: operations of the model for one token, forward and backward; None: not known.
         peak_flops: operations per second of one device at best; None: not known.
+        sums: of a window that an earlier process began: its means are over all of it, its speed over what this one does.
         clock: seconds, never going back.
+
+    Attributes:
+        sums: of the present window.
     """
 
     def __init__(
@@ -66,6 +97,7 @@ class Meter:
         world_size: int,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
+        sums: Sums | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.tokens_per_update = tokens_per_update
@@ -73,11 +105,17 @@ class Meter:
         self.flops_per_token = flops_per_token
         self.peak_flops = peak_flops
         self._clock = clock
-        self._start()
+        self.start(sums)
+
+    def start(self, sums: Sums | None = None) -> None:
+        """Begins a window, or goes on with one."""
+        self.sums = Sums() if sums is None else sums
+        self._updates, self._began = 0, self._clock()
 
     def update(self, step: StepRecord) -> None:
-        """Adds one update."""
-        self._steps.append(step)
+        """Adds one update. Waits for the device where its values are tensors there."""
+        self.sums.add(step)
+        self._updates += 1
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -88,32 +126,24 @@ class Meter:
         finally:
             self._began += self._clock() - begin
 
-    def window(self) -> Window:
-        """Sums up the updates since the last call (at least one) and starts the next window. Waits for the device."""
-        losses = [float(step.loss) for step in self._steps]
-        norms = [float(step.grad_norm) for step in self._steps if step.grad_norm is not None and not step.found_inf]
-        cost_s = max(self._clock() - self._began, 1e-9) / len(self._steps)
+    def window(self) -> Window | None:
+        """Sums up the updates of the window so far; None if this meter has seen none."""
+        if not self._updates:
+            return None
+        sums = self.sums
+        cost_s = max(self._clock() - self._began, 1e-9) / self._updates
         tokens_per_second = self.tokens_per_update / cost_s
         each = tokens_per_second / self.world_size
         mfu = None
         if self.flops_per_token and self.peak_flops:
             mfu = self.flops_per_token * each / self.peak_flops
-        result = Window(
-            loss=_mean(losses),
-            grad_norm=_mean(norms) if norms else None,
-            found_inf=sum(bool(step.found_inf) for step in self._steps),
+        return Window(
+            updates=sums.updates,
+            loss=sums.loss / sums.updates,
+            grad_norm=sums.grad_norm / sums.norms if sums.norms else None,
+            found_inf=sums.found_inf,
             avg_batch_cost_s=cost_s,
             tokens_per_second=tokens_per_second,
             tokens_per_second_per_device=each,
             mfu=mfu,
         )
-        self._start()
-        return result
-
-    def _start(self) -> None:
-        self._steps: list[StepRecord] = []
-        self._began = self._clock()
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)

@@ -12,15 +12,18 @@ class Window:
     """The updates between two log lines. Means are over the updates of the window.
 
     Attributes:
+        updates: of the window, the latest ones. A run that ends or is stopped inside a window logs what there is of it; if it
+            is resumed, the window goes on, and its record counts them again.
         loss: mean loss.
         grad_norm: mean global gradient norm before clipping, over the updates that were not skipped; None: not known.
         found_inf: updates that were skipped because of an fp16 overflow.
-        avg_batch_cost_s: mean time of an update, evaluation and saving left out.
+        avg_batch_cost_s: mean time of an update, evaluation and saving left out; of those since the last start.
         tokens_per_second: of the whole run.
         tokens_per_second_per_device: the same, divided by the world size.
         mfu: share of the device's peak arithmetic rate that the model's own operations use; None: peak not known.
     """
 
+    updates: int
     loss: float
     grad_norm: float | None
     found_inf: int

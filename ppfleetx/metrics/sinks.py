@@ -29,6 +29,9 @@ class MetricsWriter:
             an earlier run in the same folder aside.
         visualdl: whether to write VisualDL points.
         wall_clock: seconds since 1970; goes into each record as `time`.
+
+    Attributes:
+        kept: the records that were in `metrics.jsonl` already and still hold.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class MetricsWriter:
         os.makedirs(output_dir, exist_ok=True)
         self._wall_clock = wall_clock
         self._jsonl = MetricsFile(output_dir, resume_step)
+        self.kept = self._jsonl.kept
         self._visualdl: VisualDLFile | None = None
         if visualdl:
             self._open_visualdl(os.path.join(output_dir, "visualdl"), fresh=not resume_step)

@@ -119,6 +119,20 @@ def test_c108_what_ends_a_run(tmp_path, capsys, mode, max_steps, epochs, updates
     assert f"{updates} updates of 8 samples read {updates * 8} samples" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("decay_steps", "warned"), [(9, True), (20, False), (30, False)])
+def test_a_rate_that_stays_at_its_lowest_is_warned_of_where_epochs_end_the_run(tmp_path, capsys, decay_steps, warned):
+    """2 epochs of 10 updates: known only with the data."""
+    run = train(
+        tmp_path / "out", *ONE_LAYER, *corpus(tmp_path / "data", 2561), "Engine.run_mode=epoch", "Engine.max_steps=-1",
+        "Engine.num_train_epochs=2", f"Optimizer.lr.decay_steps={decay_steps}",
+    )  # fmt: skip
+    text, rates = capsys.readouterr().out, [record["learning_rate"] for record in run.records()]
+    said = "Optimizer.lr.decay_steps 9 is less than the updates of these epochs, 20: from update 10 on the learning rate stays"
+    assert (said in text) is warned and text.count("is less than the updates") == warned
+    if warned:  # a record tells the rate of the next update
+        assert rates[7] > rates[8] == rates[19] == 1e-4
+
+
 def test_c108_data_repeats_to_max_steps_and_the_log_says_so(tmp_path, capsys):
     run = train(tmp_path / "out", *ONE_LAYER, *corpus(tmp_path / "data", 2561), "Engine.max_steps=12")
     assert len(run.losses()) == 12 and "1.20 epochs (the data repeats)" in capsys.readouterr().out

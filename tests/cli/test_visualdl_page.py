@@ -28,7 +28,7 @@ def run_folder(tmp_path_factory):
     with MetricsWriter(str(folder), wall_clock=lambda: 1700000000.25) as writer:
         for step, loss in enumerate(LOSSES, start=1):
             writer.write(TrainRecord(
-                step=step, epoch=0, loss=loss, learning_rate=1e-3, grad_norm=1.0, found_inf=0, avg_batch_cost_s=0.1,
+                step=step, epoch=0, updates=1, loss=loss, learning_rate=1e-3, grad_norm=1.0, found_inf=0, avg_batch_cost_s=0.1,
                 tokens_per_second=100.0, tokens_per_second_per_device=100.0, mfu=None,
             ))  # fmt: skip
         writer.write(EvalRecord(step=3, loss=2.0, batches=1, avg_batch_cost_s=0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import threading
@@ -216,7 +217,19 @@ def test_moments_of_some_parameters_only_are_refused(copy, capsys):
 
 
 @pytest.mark.parametrize(
-    "progress", [{}, {"step": "3"}, {"step": -3}, {"step": float("nan")}, {"skipped_steps": 2**63}]
+    "progress",
+    [
+        {},
+        {"step": "3"},
+        {"step": -3},
+        {"step": float("nan")},
+        {"skipped_steps": 2**63},
+        {"evaluation_due": True},
+        {"evaluation_due": None},
+        {"window": 3},
+        {"window": {"updates": -1}},
+        {"window": {"loss": "5"}},
+    ],
 )
 def test_progress_that_makes_no_sense_is_damage(copy, capsys, progress):
     folder = copy / "step_00000003"
@@ -225,4 +238,61 @@ def test_progress_that_makes_no_sense_is_damage(copy, capsys, progress):
     (folder / MANIFEST).write_text(replace(manifest, progress=wrong).to_text())
     assert train(copy, *SMALL, "Engine.max_steps=4", from_path(folder)).code == 2
     captured = capsys.readouterr()
-    assert "the checkpoint is damaged: its progress is" in captured.err and "Traceback" not in captured.err
+    assert "the checkpoint is damaged: its " in captured.err and "Traceback" not in captured.err
+
+
+def with_progress(folder: Path, **changes) -> None:
+    """Rewrites the progress of a checkpoint; None takes a counter away."""
+    manifest = read_manifest(folder)
+    progress = {name: value for name, value in {**manifest.progress, **changes}.items() if value is not None}
+    (folder / MANIFEST).write_text(replace(manifest, progress=progress).to_text())
+
+
+class TestOtherVersions:
+    """A counter that a version added, or that a later one will add, makes no checkpoint damaged."""
+
+    def test_counters_of_a_newer_version_are_skipped_and_said(self, copy, capsys):
+        with_progress(copy / "step_00000003", experts_dropped=7, curriculum={"stage": 2})
+        run = train(copy, *SMALL, "Engine.max_steps=4", AUTO)
+        assert run.code == 0 and len(run.losses()) == 4
+        said = "unknown counters   experts_dropped, curriculum: of a newer version, skipped"
+        assert said in capsys.readouterr().out
+        assert "experts_dropped" not in run.checkpoint(4).manifest.progress
+
+    def test_counters_that_an_older_version_did_not_have_are_as_in_a_new_run(self, copy, capsys):
+        """What version 94b6fee wrote: nothing is to be made up, and the log's window begins here."""
+        with_progress(copy / "step_00000003", evaluation_due=None, window=None)
+        run = train(copy, *SMALL, "Engine.max_steps=5", "Engine.eval_freq=3", "Engine.logging_freq=5", AUTO)
+        assert run.code == 0 and not run.records("eval")
+        assert [(record["step"], record["updates"]) for record in run.records()] == [(1, 1), (2, 1), (3, 1), (5, 2)]
+        assert "new counters       evaluation_due, window: not in this checkpoint" in capsys.readouterr().out
+
+    def test_without_the_counters_of_float16(self, copy):
+        with_progress(copy / "step_00000003", skipped_steps=None, skipped_in_row=None, scaler=None)
+        run = train(copy, *SMALL, "Engine.max_steps=4", AUTO)
+        assert run.code == 0 and run.checkpoint(4).manifest.progress["skipped_steps"] == 0
+
+    def test_a_checkpoint_of_this_version_says_nothing_of_versions(self, copy, capsys):
+        assert train(copy, *SMALL, "Engine.max_steps=4", AUTO).code == 0
+        assert "counters " not in capsys.readouterr().out
+
+    def test_random_states_that_are_not_known_here_or_that_are_missing(self, copy, capsys):
+        """The first go on to the bit; without one of ours nothing could."""
+        straight = train(copy.parent / "straight", *SMALL, "Engine.max_steps=4")
+        file = copy / "step_00000003" / "rank_00000.json"
+        streams = json.loads(file.read_text())["streams"]
+        for changed, said in (
+            ({**streams, "numpy3": [1]}, "to the bit; not known here, skipped: numpy3"),
+            (
+                {name: value for name, value in streams.items() if name != "host"},
+                "seeded anew: the checkpoint lacks host",
+            ),
+        ):
+            folder = shutil.copytree(copy, copy.parent / said.partition(":")[0])
+            (folder / "step_00000003" / file.name).write_text(json.dumps({"streams": changed}))
+            manifest = read_manifest(folder / "step_00000003")
+            files = manifest.files | {file.name: sum_file(folder / "step_00000003" / file.name)}
+            (folder / "step_00000003" / MANIFEST).write_text(replace(manifest, files=files).to_text())
+            run = train(folder, *SMALL, "Engine.max_steps=4", AUTO)
+            assert run.code == 0 and f"random streams     {said}" in capsys.readouterr().out
+            assert (run.losses() == straight.losses()) is ("to the bit" in said)

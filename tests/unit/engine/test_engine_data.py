@@ -94,7 +94,9 @@ def test_the_start_says_what_is_read_and_whether_a_shuffle_would_help(tmp_path, 
     )
 
 
-def test_training_and_evaluation_data_of_two_tokenizers_are_refused(tmp_path):
+@pytest.mark.parametrize("mode", ["Eval", "Test"])
+def test_training_and_other_data_of_two_tokenizers_are_refused(tmp_path, mode):
+    """Test data too at the start of training, which does not read them."""
     for name, made_by in (("a", "one"), ("b", "two"), ("c", "one"), ("d", "")):
         with CorpusWriter(tmp_path / name, "megatron", 256) as writer:
             for _ in range(6):
@@ -104,14 +106,15 @@ def test_training_and_evaluation_data_of_two_tokenizers_are_refused(tmp_path):
     def opened(evaluation):
         overrides = [
             f"Data.Train.dataset.input_dir={tmp_path / 'a'}",
-            f"Data.Eval.dataset.input_dir={tmp_path / evaluation}",
+            f"Data.{mode}.dataset.input_dir={tmp_path / evaluation}",
+            f"Data.{mode}.dataset.max_seq_len=32",
         ]
         splits = [f"Data.{mode}.dataset.split=[1,1,1]" for mode in ("Train", "Eval")]
-        overrides += [*splits, "Engine.eval_freq=1", "Engine.eval_iters=1"]
+        overrides += [*splits, "Engine.eval_freq=1", f"Engine.eval_iters={int(mode == 'Eval')}"]
         return open_data(load_config([str(ROOT / "configs/debug/tiny_gpt.yaml")], overrides).config, Topology(0, 1))
 
     with pytest.raises(UserError, match="must come from the tokenizer of the training data") as caught:
         opened("b")
-    assert caught.value.problems[0].key == "Data.Eval.dataset.input_dir"
+    assert caught.value.problems[0].key == f"Data.{mode}.dataset.input_dir"
     for known in "cd":
-        assert opened(known).evaluation is not None
+        assert (opened(known).evaluation is not None) is (mode == "Eval")

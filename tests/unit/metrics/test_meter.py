@@ -3,6 +3,7 @@
 import pytest
 
 from ppfleetx.metrics import EvalRecord, Meter, StepRecord, TrainRecord, peak_flops, peak_memory_bytes
+from ppfleetx.metrics.meter import Sums
 
 
 class Clock:
@@ -19,7 +20,9 @@ def run(meter, clock, losses, step_s=0.5, **kwargs):
     for loss in losses:
         clock.now += step_s
         meter.update(StepRecord(loss=loss, **kwargs))
-    return meter.window()
+    window = meter.window()
+    meter.start()
+    return window
 
 
 def test_c87_total_and_per_device():
@@ -62,7 +65,7 @@ def test_skipped_updates_do_not_spoil_the_mean_norm():
     assert window.grad_norm == 3.0 and window.found_inf == 1
 
 
-def test_tensors_are_read_when_the_window_ends():
+def test_tensors_count_as_numbers():
     paddle = pytest.importorskip("paddle")
     meter = Meter(1, 1)
     meter.update(StepRecord(paddle.to_tensor(1.5), paddle.to_tensor(0.25)))
@@ -90,7 +93,7 @@ def test_peak_flops(name, half, peak):
 
 def test_train_line_is_paddlefleetx_s_with_more_after_it():
     record = TrainRecord(
-        step=10, epoch=0, loss=5.545177, grad_norm=1.23456789, found_inf=0, avg_batch_cost_s=0.123452,
+        step=10, epoch=0, updates=1, loss=5.545177, grad_norm=1.23456789, found_inf=0, avg_batch_cost_s=0.123452,
         tokens_per_second=2074.1, tokens_per_second_per_device=1037.05, mfu=None, learning_rate=5e-4,
         memory_bytes=123_400_000,
     )  # fmt: skip
@@ -117,3 +120,20 @@ def test_peak_memory_grows_with_a_tensor():
     del big
     assert peak_memory_bytes("cpu") >= before + 4_000_000
     assert peak_memory_bytes("xpu") is None
+
+
+def test_a_window_goes_on_where_another_process_left_it():
+    """Means over all five updates, speed over the two that this meter timed."""
+    clock = Clock()
+    first = Meter(10, 1, clock=clock)
+    for loss, norm, skipped in ((1.0, 2.0, False), (2.0, float("inf"), True), (3.0, 4.0, False)):
+        clock.now += 7
+        first.update(StepRecord(loss, norm, skipped))
+    second = Meter(10, 1, sums=Sums(**vars(first.sums)), clock=clock)
+    assert second.window() is None  # nothing new to tell
+    for loss, norm in ((4.0, 6.0), (5.0, 8.0)):
+        clock.now += 0.5
+        second.update(StepRecord(loss, norm))
+    window = second.window()
+    assert (window.updates, window.loss, window.grad_norm, window.found_inf) == (5, 15 / 5, 20 / 4, 1)
+    assert (window.avg_batch_cost_s, window.tokens_per_second) == (0.5, 20)

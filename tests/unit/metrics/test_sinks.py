@@ -17,7 +17,7 @@ SERIES = {"loss": "train/loss", "learning_rate": "train/learning_rate", "grad_no
 
 def record(step, loss=None, **changes):
     values = {
-        "step": step, "epoch": 0, "loss": 1 / 3 + step if loss is None else loss, "learning_rate": 1e-3 / step,
+        "step": step, "epoch": 0, "updates": 1, "loss": 1 / 3 + step if loss is None else loss, "learning_rate": 1e-3 / step,
         "grad_norm": 0.1 * step, "found_inf": 0, "avg_batch_cost_s": 0.1, "tokens_per_second": 100.0 + step,
         "tokens_per_second_per_device": 50.0, "mfu": None, "memory_bytes": 1000,
     }  # fmt: skip
@@ -58,8 +58,9 @@ def test_fields_and_full_precision(tmp_path):
     with MetricsWriter(str(tmp_path), wall_clock=lambda: 1234.5) as writer:
         writer.write(record(1, loss=0.1 + 0.2))
         assert json_lines(tmp_path) == [{  # already there: a line at a time
-            "kind": "train", "step": 1, "time": 1234.5, "epoch": 0, "loss": 0.30000000000000004, "learning_rate": 1e-3,
-            "grad_norm": 0.1, "loss_scale": 1.0, "found_inf": 0, "skipped_steps": 0, "avg_batch_cost_s": 0.1,
+            "kind": "train", "step": 1, "time": 1234.5, "epoch": 0, "updates": 1,
+            "loss": 0.30000000000000004, "learning_rate": 1e-3, "grad_norm": 0.1,
+            "loss_scale": 1.0, "found_inf": 0, "skipped_steps": 0, "avg_batch_cost_s": 0.1,
             "tokens_per_second": 101.0, "tokens_per_second_per_device": 50.0, "mfu": None, "memory_bytes": 1000,
         }]  # fmt: skip
         writer.write(EvalRecord(step=1, loss=2.0, batches=3, avg_batch_cost_s=0.5))
