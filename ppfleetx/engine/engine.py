@@ -23,7 +23,7 @@ from ppfleetx.engine import resume
 from ppfleetx.engine.data import RunData, section_to_evaluate
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
-from ppfleetx.engine.output_dir import prepared_output_dir
+from ppfleetx.engine.output_dir import newest_moved, prepared_output_dir
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
 from ppfleetx.engine.step import NotFinite, StepResult, TrainStep, make_pipeline
@@ -85,10 +85,20 @@ class Engine:
         wanted = self.config.Engine.save_load.ckpt_dir
         path = self.checkpoints.restore(wanted, lambda path: resume.read(self, data, path, weights_only))
         if path is None and wanted is not None:
-            level = logging.WARNING if self.checkpoints.steps() else logging.INFO
-            logger.log(level, "%s: no complete checkpoint under %s, starting afresh", wanted, self.output_dir)
+            self._say_fresh(wanted)
         self.resumed_from = path
         self._saved_step = self.progress.step if self.progress.step else None
+
+    def _say_fresh(self, wanted: str) -> None:
+        """Says that there is nothing to go on from, and where there is, if an earlier run was moved aside."""
+        if not self.context.is_main:
+            return
+        text, level = "%s: no complete checkpoint under %s, starting afresh", logging.INFO
+        if (moved := newest_moved(self.output_dir)) is not None:
+            text += f"; to go on with the run that was moved aside: -o {KEY}={moved}"
+        if moved is not None or self.checkpoints.steps():
+            level = logging.WARNING
+        logger.log(level, text, wanted, self.output_dir)
 
     def fit(self, data: RunData) -> int:
         """Runs updates until the end of the run; logs, evaluates and saves on the way, and saves at the end.

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ppfleetx.checkpoint.files import move_aside, write_text
-from ppfleetx.checkpoint.retention import step_of
+from ppfleetx.checkpoint.manager import KEY as CKPT_DIR
+from ppfleetx.checkpoint.manifest import missing
+from ppfleetx.checkpoint.retention import step_of, steps_in
 from ppfleetx.config import Problem, UserError
 from ppfleetx.distributed import ParallelContext
 from ppfleetx.distributed.store import poll
+from ppfleetx.metrics.jsonl import FILE_NAME as METRICS
 
 if TYPE_CHECKING:
     from ppfleetx.engine.engine import Engine
@@ -27,6 +31,17 @@ VISIBLE_S = 60.0
 ENDING_S = 10.0
 
 KEY = "Engine.save_load.output_dir"
+
+#: what runs write, besides checkpoints and profiles. STOP stays: it is for the run that is there next
+_LEFT = (
+    "config.yaml", METRICS, f"{METRICS}.old-[0-9]*", "visualdl", "visualdl.old-[0-9]*", "error.rank[0-9]*.json",
+    "rank[0-9]*_time_*.paddle_trace.json",
+)  # fmt: skip
+#: what a process that was killed may leave; nobody else is writing when it is removed
+_UNFINISHED = (
+    ".step_[0-9]*.tmp", ".step_[0-9]*.deleted", f".shared-{'[0-9a-f]' * 32}", f"{METRICS}.tmp", f".{METRICS}.*.tmp",
+    ".config.yaml.*.tmp", ".error.rank[0-9]*.json.*.tmp",
+)  # fmt: skip
 
 logger = logging.getLogger("ppfleetx")
 
@@ -105,18 +120,73 @@ def _settle(engine: Engine) -> None:
     """Makes `output_dir` this run's: what it does not continue is moved into `previous-N`, never written over.
 
     A fresh start (also one from the weights of a checkpoint) moves everything that an earlier run left; a resume keeps what it
-    continues and moves the checkpoints of later steps, which `auto` would otherwise take for its own.
+    continues and moves the checkpoints of later steps, which `auto` would otherwise take for its own. Files that no run
+    writes are nobody's to move. What goes on from `previous-N` gets its log as well.
     """
-    folder, steps = engine.output_dir, engine.checkpoints.steps()
-    if engine.progress.step and _is_in(folder, engine.resumed_from):
-        stale = [step for step in steps if step_of(step) > engine.progress.step]
+    folder, steps, step = engine.output_dir, engine.checkpoints.steps(), engine.progress.step
+    if step and _is_in(folder, engine.resumed_from):
+        stale = [path for path in steps if step_of(path) > step]
     else:
-        stale = [*steps, folder / "metrics.jsonl", folder / "visualdl", folder / "config.yaml"]
+        stale = [*steps, *_left(folder, engine.config.Profiler.profiler_log)]
+    for path in (path for pattern in _UNFINISHED for path in folder.glob(pattern)):
+        _remove(path)
     if (moved := move_aside(stale, folder)) is not None:
-        logger.warning("%s holds an earlier run; what this one does not continue was moved to %s", folder, moved)
-    if (metrics := folder / "metrics.jsonl").exists():
+        logger.warning("%s", _moved_text(folder, moved))
+    metrics = folder / METRICS
+    if metrics.exists():
         open(metrics, "ab").close()
+    elif step and engine.resumed_from is not None:
+        _fetch_log(engine.resumed_from.resolve().parent, folder)
     write_text(folder / "config.yaml", engine.config.to_yaml())
+
+
+def _fetch_log(source: Path, folder: Path) -> None:
+    """A copy of the log of a run that was moved aside and now goes on, if `source` is its `previous-N` and holds one."""
+    if source.parent == folder.resolve() and source.name.startswith("previous-"):
+        with contextlib.suppress(FileNotFoundError):  # checkpoints of later steps are moved without it
+            write_text(folder / METRICS, (source / METRICS).read_text(encoding="utf-8", errors="replace"))
+
+
+def _left(folder: Path, profiler_log: str) -> list[Path]:
+    """What runs write into their folder, checkpoints apart."""
+    traces = folder / profiler_log  # may be elsewhere, and may be the user's for other things as well
+    inside = traces.parent == folder and traces.is_dir()
+    own = [path.match("*.paddle_trace.json") for path in traces.iterdir()] if inside else []
+    return [
+        *([traces] if own and all(own) else []),
+        *(path for pattern in _LEFT for path in sorted(folder.glob(pattern))),
+    ]
+
+
+def _remove(path: Path) -> None:
+    """Removes what a process that was killed did not finish, if it can be removed. Links are no work of ours."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.is_file() and not path.is_symlink():
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _moved_text(folder: Path, moved: Path) -> str:
+    """What happened to an earlier run, and how to go on with it: a user who forgot `ckpt_dir=auto` may have wanted that."""
+    text = f"{folder} holds an earlier run; what this one does not continue was moved to {moved}"
+    if (newest := newest_complete(moved)) is None:
+        return text
+    return (
+        f"{text}. To go on with that run instead, stop this one and start again with -o {CKPT_DIR}={newest}; "
+        f"from then on -o {CKPT_DIR}=auto goes on with the newest checkpoint in {folder}"
+    )
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The newest complete checkpoint in a folder, by names and sizes."""
+    return next((path for path in reversed(steps_in(folder)) if missing(path) is None), None)
+
+
+def newest_moved(output_dir: Path) -> Path | None:
+    """The newest complete checkpoint of the run that was last moved aside, of those that left one."""
+    moved = sorted(output_dir.glob("previous-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return next(filter(None, map(newest_complete, moved)), None)
 
 
 def _is_in(folder: Path, checkpoint: Path | None) -> bool:
