@@ -179,7 +179,8 @@ class Engine:
         """Says how the run ended, and gives its exit code."""
         step, failed = self.progress.step, self.checkpoints.failed
         if stopped is not None:
-            logger.info("stopped after step %d: %s; ckpt_dir=auto goes on from here", step, stopped)
+            first = ", with the evaluation that is due" if self.progress.evaluation_due else ""
+            logger.info("stopped after step %d: %s; ckpt_dir=auto goes on from here%s", step, stopped, first)
         if failed:
             logger.error("saving failed at step %s: see above", ", ".join(map(str, failed)))
             return EXIT_SAVE_FAILED

@@ -57,7 +57,7 @@ def test_a_stop_where_an_evaluation_is_due(tmp_path, straight, monkeypatch, caps
     assert stopped.code == EXIT_STOPPED
     assert [record["step"] for record in stopped.records("eval")] == [n for n in (2, 4) if n < step]
     assert stopped.checkpoint(step).manifest.progress["evaluation_due"] == 1
-    capsys.readouterr()
+    assert "goes on from here, with the evaluation that is due" in capsys.readouterr().out
     resumed = train(tmp_path, *RUN, AUTO)
     assert resumed.code == 0 and all_records(resumed) == all_records(straight)
     text = capsys.readouterr().out
