@@ -1,9 +1,13 @@
-"""Lets tests import `tests.launch` and, without an installation, `ppfleetx`; the option --full."""
+"""Lets tests import `tests.launch` and, without an installation, `ppfleetx`; the option --full; the CPU's kernels."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppfleetx.distributed.cpu import choose_kernels
+
+choose_kernels()  # Paddle is not imported yet: runs in this process compute the bits of those that are launched
 
 
 def pytest_addoption(parser):

@@ -61,8 +61,9 @@ class Outcome(NamedTuple):
 
 
 def arguments(output: Path, *overrides: str, config: str = TINY) -> list[str]:
-    """Command line of a quiet run of the tiny model: no VisualDL, no evaluation, one checkpoint at the end."""
-    quiet = ["Engine.visualdl=false", "Engine.eval_freq=0", "Engine.save_load.save_steps=-1"]
+    """Command line of a quiet run of the tiny model: no VisualDL, no evaluation, one checkpoint at the end. One thread: the
+    last bits are the same on any number of cores, beside any number of processes."""
+    quiet = ["Engine.visualdl=false", "Engine.eval_freq=0", "Engine.save_load.save_steps=-1", "Global.cpu_threads=1"]
     schedule = "Optimizer.lr.decay_steps=30"  # not that of max_steps: half a run and a whole one train alike
     paths = [*_data(), f"Engine.save_load.output_dir={output}"]
     return ["-c", str(REPO / config), "-o", *quiet, schedule, *paths, *overrides]

@@ -4,8 +4,10 @@
     python tools/bench.py data       opening a corpus of a million documents
     python tools/bench.py checkpoint saving and loading beside plain files, and a late resume
     python tools/bench.py recompute  peak memory of an update by what is recomputed
+    python tools/bench.py quickstart --against 94b6fee    its step beside that of another commit, both at their defaults
 
-Thread counts follow OMP_NUM_THREADS. The last line tells the result beside its budget; nothing passes or fails here.
+Threads and kernels are those that a run of the same size has. The last line tells the result beside
+its budget; nothing passes or fails here.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ if __package__ in (None, ""):  # run as a script from a clone: find the package 
 
 from ppfleetx.bench import LOGGING_FREQ, machine, machine_line
 from ppfleetx.config.errors import UserError
+from ppfleetx.config.schema import GlobalConfig
+from ppfleetx.distributed.cpu import import_paddle
 from ppfleetx.engine.command import quiet_paddle, report
 
 
@@ -53,6 +57,20 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     recompute = verbs.add_parser("recompute", parents=[common, changes], help="memory by what is recomputed")
     recompute.set_defaults(measure=_recompute)
+    quickstart = verbs.add_parser(
+        "quickstart", parents=[common, repeated, changes], help="a step beside another commit's"
+    )
+    quickstart.set_defaults(measure=_quickstart)
+    quickstart.add_argument(
+        "--against", required=True, metavar="COMMIT", help="commit, or a folder that holds another clone"
+    )
+    quickstart.add_argument(
+        "--steps",
+        type=_windows,
+        default=60,
+        metavar="N",
+        help="updates of a round, a multiple of 10 (default: %(default)s)",
+    )
     return parser.parse_args(argv)
 
 
@@ -96,10 +114,18 @@ def _recompute(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], 
     return result, recompute_lines(result)
 
 
+def _quickstart(folder: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from ppfleetx.bench.quickstart import measure_quickstart, quickstart_lines
+
+    result = measure_quickstart(folder, args.against, args.rounds, args.steps, args.override)
+    return result, quickstart_lines(result)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     args = parse_args(argv)
     quiet_paddle()
+    import_paddle(GlobalConfig(device="cpu"))
     where = getattr(args, "folder", None)
     with tempfile.TemporaryDirectory(prefix="ppfleetx-bench-", dir=where) as folder:
         try:

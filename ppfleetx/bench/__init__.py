@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from ppfleetx.distributed.cpu import KERNELS, cores
+
 #: updates between two log lines of the engine's benchmark
 LOGGING_FREQ = 10
 
@@ -19,9 +21,9 @@ def machine() -> dict[str, Any]:
 
     return {
         "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "load_average": os.getloadavg()[0],
-        "omp_num_threads": os.environ.get("OMP_NUM_THREADS", "unset"),
+        "mkl_debug_cpu_type": os.environ.get(KERNELS, "unset"),
         "device": paddle.get_device(),
         "python": platform.python_version(),
         "paddle": paddle.__version__,
@@ -33,8 +35,8 @@ def machine() -> dict[str, Any]:
 def machine_line(found: dict[str, Any]) -> str:
     """The same on one line."""
     return (
-        f"{found['cpu']}, {found['cores']} cores (load {found['load_average']:.1f}), OMP_NUM_THREADS "
-        f"{found['omp_num_threads']}, device {found['device']}, Python {found['python']}, Paddle {found['paddle']}, "
+        f"{found['cpu']}, {found['cores']} cores (load {found['load_average']:.1f}), {KERNELS} "
+        f"{found['mkl_debug_cpu_type']}, device {found['device']}, Python {found['python']}, Paddle {found['paddle']}, "
         f"NumPy {found['numpy']}, commit {found['commit']}"
     )
 

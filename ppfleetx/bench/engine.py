@@ -27,6 +27,7 @@ from ppfleetx.bench import LOGGING_FREQ
 from ppfleetx.config import Config, load_config
 from ppfleetx.data import Batch, CorpusWriter
 from ppfleetx.distributed import ParallelContext, RNGStatesTracker, get_rng_state_tracker, seed_streams
+from ppfleetx.distributed.cpu import set_threads
 from ppfleetx.engine import Engine, RunData, command, make_trainable, open_data
 from ppfleetx.metrics.console import setup_logging
 from ppfleetx.models.registry import build_model
@@ -73,12 +74,14 @@ def measure_engine(folder: Path, rounds: int, steps: int, overrides: Sequence[st
     _write_corpus(folder / "data/corpus", config, num_updates + 1)
     with open(folder / "console.txt", "w", encoding="utf-8") as console, contextlib.redirect_stdout(console):
         setup_logging(is_main=True)
+        use = set_threads(config)
         engine_times, bare_times, bare_losses = _alternate(config, rounds, steps)
     records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     engine_losses = [record["loss"] for record in records if record["kind"] == "train"]
     windows = np.reshape(bare_losses, [-1, LOGGING_FREQ]).mean(axis=1)
     return {
         "settings": [*SETTINGS, *overrides],
+        "cpu": str(use),
         "rounds": [_compare(*pair) for pair in zip(engine_times[1:], bare_times[1:], strict=True)],
         "losses_engine": engine_losses,
         "losses_bare": windows.tolist(),
@@ -91,6 +94,7 @@ def engine_lines(result: dict[str, Any]) -> list[str]:
     rounds = result["rounds"]
     lines = [
         " ".join(result["settings"]),
+        f"both: {result['cpu']}",
         "       seconds a step (median)   ratio                    ratio of CPU time",
     ]
     lines.append("round  engine      bare        of medians  whole round  of medians  whole round")

@@ -13,6 +13,7 @@ from ppfleetx.bench.engine import BASE, SETTINGS
 from ppfleetx.config import Config, load_config
 from ppfleetx.data import Batch
 from ppfleetx.distributed import ParallelContext, get_rng_state_tracker, seed_streams
+from ppfleetx.distributed.cpu import set_threads
 from ppfleetx.engine import command, make_trainable
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.step import TrainStep
@@ -61,6 +62,7 @@ def _measure(config: Config) -> dict[str, float]:
     Returns: `peak_bytes`, most bytes of tensors live at once; `activation_bytes`, of these beyond weights and optimizer states,
     which are activations and gradients; `loss`.
     """
+    set_threads(config)
     topology = command.topology_of(config)
     with ParallelContext.create(topology, config.Global.device) as context:
         seed_streams(topology, config.Global.seed)

@@ -37,8 +37,17 @@ def nodes_of_launch(environ: Mapping[str, str] = os.environ) -> int | None:
         UserError: PADDLE_NNODES or PADDLE_LOCAL_SIZE is no number above 0.
     """
     nodes, world = _number(environ, "PADDLE_NNODES", 1, at_least=1), world_size_of_launch(environ)
-    local = _number(environ, "PADDLE_LOCAL_SIZE", max(world // nodes, 1), at_least=1)
-    return nodes if local * nodes == world else None
+    return nodes if local_size_of_launch(environ) * nodes == world else None
+
+
+def local_size_of_launch(environ: Mapping[str, str] = os.environ) -> int:
+    """The number of processes that the launcher started on this machine (1 without it).
+
+    Raises:
+        UserError: PADDLE_NNODES or PADDLE_LOCAL_SIZE is no number above 0.
+    """
+    nodes, world = _number(environ, "PADDLE_NNODES", 1, at_least=1), world_size_of_launch(environ)
+    return _number(environ, "PADDLE_LOCAL_SIZE", max(world // nodes, 1), at_least=1)
 
 
 def master_address(environ: Mapping[str, str] = os.environ) -> tuple[str, int]:

@@ -38,6 +38,11 @@ class GlobalConfig:
         derived="global_batch_size ÷ (dp_degree × sharding_degree)",
     )
     micro_batch_size: int = key(1, "samples in one forward pass; divides local_batch_size", unit="samples", at_least=1)
+    cpu_threads: int | None = key(
+        None, "threads a process on device cpu; null: OMP_NUM_THREADS if above 1, else the cores it may use ÷ the processes here, but 1 for very small models",
+        unit="threads", at_least=1,
+    )
+    cpu_kernels: str = key("auto", "auto: fast kernels of Paddle's MKL on AMD, by MKL_DEBUG_CPU_TYPE unless the environment has it; off: the environment as it is", choices=("auto", "off"))
     flags: dict[str, Any] = key({}, "Paddle flags (FLAGS_*) set before anything else")
     enable_partial_send_recv: bool = key(True, "kept for old files: stages send whole messages; off with sequence_parallel")
 

@@ -27,6 +27,7 @@ from ppfleetx.config import (
 )
 from ppfleetx.config.explain import explain
 from ppfleetx.distributed import Topology
+from ppfleetx.distributed.cpu import import_paddle
 from ppfleetx.distributed.version import check_paddle_version
 
 #: how long a rank other than 0 waits for rank 0 to report a mistake that both see
@@ -78,6 +79,7 @@ def run(arguments: argparse.Namespace, summary: Callable[[Config], str], work: C
         return 0
     quiet_paddle()
     try:
+        import_paddle(loaded.config.Global)
         check_paddle_version()
     except UserError as error:
         return report(error)

@@ -17,6 +17,7 @@ import paddle
 
 from ppfleetx.checkpoint.files import write_json
 from ppfleetx.config import Config, Loaded, Problem, UserError, rank_of_launch
+from ppfleetx.distributed.cpu import set_threads
 from ppfleetx.engine.command import report
 from ppfleetx.metrics.console import setup_logging
 
@@ -54,6 +55,7 @@ def guarded(loaded: Loaded, work: Callable[[Config], int]) -> int:
     try:
         _prepare(folder, rank)
         _set_flags(config)
+        set_threads(config)
         return work(config)
     except UserError as error:
         return report(error)

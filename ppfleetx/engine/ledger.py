@@ -13,6 +13,7 @@ from ppfleetx.checkpoint.layout import stored_shapes
 from ppfleetx.checkpoint.manager import KEY
 from ppfleetx.checkpoint.reader import MASTER, Checkpoint
 from ppfleetx.config import Config
+from ppfleetx.distributed.cpu import CpuUse, in_use
 from ppfleetx.engine.progress import Stored
 from ppfleetx.models.registry import parameters
 from ppfleetx.optim.optimizer import slots_of
@@ -61,6 +62,8 @@ def ledger(
     }
     if stored is not None:
         rows |= _version_rows(stored)
+    if not anew and engine.config.Global.device == "cpu":
+        rows["CPU"] = _cpu_line(in_use(engine.config), CpuUse.read(run.get("cpu")))
     lines = [f"{'new run with the weights of' if anew else 'resumed from'} {saved.path}"]
     lines += [f"  {name:<18} {value}" for name, value in rows.items()]
     for key, (old, new) in _changes(before, now):
@@ -122,3 +125,10 @@ def _samples_line(now: str, before: str | None, anew: bool) -> str:
     if anew or before is None:
         return now
     return f"{now}, as saved" if now == before else f"{now}, saved {before}: the data or their order changed"
+
+
+def _cpu_line(now: CpuUse, before: CpuUse | None) -> str:
+    """What is computed with; "to the bit" holds for the same threads and kernels."""
+    if now == before:
+        return f"{now}, as saved"
+    return f"{before or 'not saved'} → {now}: the last bits of what is computed may differ"

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ from ppfleetx.checkpoint.shards import Damaged
 from ppfleetx.checkpoint.snapshot import TrainingState, host_copy, memory_of
 from ppfleetx.config import Config, Problem, UserError
 from ppfleetx.distributed import seed_streams
+from ppfleetx.distributed.cpu import in_use
 from ppfleetx.distributed.trainable import Piece
 from ppfleetx.engine.data import RunData
 from ppfleetx.engine.ledger import ledger, wanted_shapes
@@ -49,6 +51,7 @@ def capture(engine: Engine, data: RunData) -> TrainingState:
             "layout": dict(engine.context.topology.degrees),
             "config": yaml.safe_load(engine.config.to_yaml()),
             "next_samples": data.next_samples(engine.progress.consumed_samples),
+            "cpu": asdict(in_use(engine.config)) if engine.config.Global.device == "cpu" else None,
             "versions": {
                 "ppfleetx": ppfleetx.__version__,
                 "paddle": paddle.__version__,

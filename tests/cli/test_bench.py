@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from tests.training import REPO
 from tools.bench import main
 
 TINY = ("Model.hidden_size=32", "Model.num_layers=2", "Model.max_position_embeddings=16")
@@ -20,9 +23,10 @@ def run(capsys, report, *arguments):
 def test_engine(tmp_path, capsys):
     overrides = ["-o", *TINY, "Data.Train.dataset.max_seq_len=16"]
     lines, report = run(capsys, tmp_path / "r.json", "engine", "--rounds", "2", "--steps", "10", *overrides)
-    assert "Paddle 3." in lines[0] and "OMP_NUM_THREADS" in lines[0]
+    assert "Paddle 3." in lines[0] and "MKL_DEBUG_CPU_TYPE" in lines[0]
+    assert report["cpu"].startswith("1 thread, ") and f"both: {report['cpu']}" in lines
     assert lines[-1].startswith("engine / bare = ") and lines[-1].endswith("(budget 1.03)")
-    assert {"cpu", "cores", "paddle", "commit", "omp_num_threads"} <= set(report["machine"])
+    assert {"cpu", "cores", "paddle", "commit", "mkl_debug_cpu_type"} <= set(report["machine"])
     assert len(report["rounds"]) == 2 and all(value > 0 for one in report["rounds"] for value in one.values())
     # warm-up and two rounds; the weights move, so equal losses mean equal gradients, clips, updates and dropout masks
     assert len(set(report["losses_engine"])) == len(report["losses_bare"]) == 3
@@ -83,6 +87,48 @@ def test_recompute(tmp_path, capsys):
     assert len({one["loss"] for one in kinds.values()}) == 1, "dropout is on, and nothing changes to the bit"
     assert all(one["peak_bytes"] > one["activation_bytes"] for one in kinds.values())
     assert lines[-1].startswith("activations and gradients with full / without = ")
+
+
+def test_quickstart(tmp_path, capsys, monkeypatch):
+    """This repository beside a folder that holds it: each is started at its own defaults, whatever stands here."""
+    from ppfleetx.bench import quickstart
+
+    environments = []
+    started = quickstart.subprocess.run
+    spy = SimpleNamespace(run=lambda *a, **k: environments.append(k["env"]) or started(*a, **k))
+    monkeypatch.setattr(quickstart, "subprocess", spy)
+    for name in ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE"):
+        monkeypatch.setenv(name, "1")
+    small = ["-o", "Model.hidden_size=32", "Model.num_layers=1", "Model.vocab_size=256"]
+    sizes = ["--against", str(REPO), "--rounds", "1", "--steps", "10"]
+    lines, report = run(capsys, tmp_path / "r.json", "quickstart", *sizes, *small)
+    (now,), (against,) = report["seconds"]["now"], report["seconds"]["against"]
+    assert report["ratios"] == [against / now] == [report["ratio"]] and now > 0
+    assert lines[-1].startswith("quickstart step ") and report["limit"] in (1.5, 2.5)
+    assert len(environments) == 2 and not {"OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE"} & set().union(*environments)
+
+
+def test_what_the_quickstart_is_compared_with(tmp_path, capsys, monkeypatch):
+    """A commit is unpacked as it was, and what is no commit is a mistake."""
+    from ppfleetx.bench import quickstart
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=clone, check=True)
+
+    clone = tmp_path / "clone"
+    (clone / "tools").mkdir(parents=True)
+    (clone / "tools/train.py").write_text("first")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (clone / "tools/train.py").write_text("changed since")
+    monkeypatch.setattr(quickstart, "_ROOT", clone)
+    assert (quickstart._clone("HEAD", tmp_path / "there") / "tools/train.py").read_text() == "first"
+    assert quickstart._clone(str(clone), tmp_path / "unused") == clone
+    for wrong in ("no-such-commit", "--output=here"):
+        assert main(["quickstart", f"--against={wrong}"]) == 2
+        assert f"--against = '{wrong}'" in capsys.readouterr().err
+    assert not (clone / "here").exists()
 
 
 def test_a_wrong_setting_is_a_users_mistake(capsys):

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from paddle.base import core
 
 from ppfleetx.checkpoint.files import sum_file
 from ppfleetx.checkpoint.manifest import MANIFEST, read_manifest
 from ppfleetx.checkpoint.reader import Checkpoint
 from ppfleetx.distributed import Topology
+from ppfleetx.distributed.cpu import KERNELS, CpuUse
 from ppfleetx.engine import output_dir
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.resume import _same_places
@@ -103,6 +105,28 @@ def test_another_kind_of_device_draws_new_masks(copy, capsys):
     (folder / MANIFEST).write_text(replace(manifest, files=files).to_text())
     assert train(copy, *SMALL, "Engine.max_steps=4", AUTO).code == 0
     assert "random streams     seeded anew: the device is another one, gpu → cpu" in capsys.readouterr().out
+
+
+def test_other_threads_and_kernels_are_said(copy, capsys, monkeypatch):
+    """They decide the last bits, so "to the bit" holds for the same ones; older checkpoints do not say theirs."""
+
+    def row(*overrides: str) -> str:
+        assert train(copy, *SMALL, "Engine.max_steps=3", AUTO, *overrides).code == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  CPU ")]
+        return line.split(maxsplit=1)[1]
+
+    folder, rule = copy / "step_00000003", "the last bits of what is computed may differ"
+    manifest = read_manifest(folder)
+    own = CpuUse(1, os.environ.get(KERNELS, ""))
+    assert manifest.run["cpu"] == {"threads": 1, "kernels": own.kernels}
+    assert row() == f"{own}, as saved"
+    assert row("Global.cpu_threads=2") == f"{own} → {replace(own, threads=2)}: {rule}"
+    core.set_num_threads(1)
+    monkeypatch.setenv(KERNELS, "4")
+    assert row() == f"{own} → 1 thread, {KERNELS}=4: {rule}"
+    del manifest.run["cpu"]
+    (folder / MANIFEST).write_text(manifest.to_text())
+    assert row() == f"not saved → 1 thread, {KERNELS}=4: {rule}"
 
 
 def test_data_that_changed_under_the_same_name_are_said(copy, tmp_path, capsys):
