@@ -166,15 +166,7 @@ def test_workers_end_with_a_killed_run(tmp_path):
 
 def test_training_a_tokenizer_can_be_interrupted(tmp_path):
     """While it reads, with a word; while SentencePiece works in C++, where Python would notice nothing, at once."""
-    tool = [
-        sys.executable,
-        str(ROOT / "tools/train_tokenizer.py"),
-        "--vocab-size",
-        "8000",
-        "--output",
-        "spm",
-        "--input",
-    ]
+    tool = [sys.executable, str(ROOT / "tools/train_tokenizer.py"), "--vocab-size=8000", "--output=spm", "--input"]
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen([*tool, "pipe"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         with open(tmp_path / "pipe", "w"):
@@ -183,14 +175,13 @@ def test_training_a_tokenizer_can_be_interrupted(tmp_path):
             assert process.wait(30) == 130
         assert process.stderr.read() == "interrupted: spm.model is not written\n"
     words = random.Random(0)
-    with open(tmp_path / "a.txt", "w") as text:  # unigram takes half a minute
-        text.writelines(f"{words.randrange(1 << 40):x} {words.randrange(1 << 40):x}\n" for _ in range(300_000))
+    with open(tmp_path / "a.txt", "w") as text:  # unigram takes seconds
+        text.writelines(f"{words.randrange(1 << 40):x} {words.randrange(1 << 40):x}\n" for _ in range(60_000))
     command = [*tool, "a.txt", "--model-type", "unigram"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr.readline().startswith("training a unigram model of 8000 tokens on 300,000 lines")
+        assert process.stderr.readline().startswith("training a unigram model of 8000 tokens on 60,000 lines")
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        assert process.wait(30) == -signal.SIGINT and time.monotonic() - started < 5
+        assert process.wait(30) == -signal.SIGINT  # not 130: Python had no say
         assert "Traceback" not in process.stderr.read()
     assert not list(tmp_path.glob("spm*"))
