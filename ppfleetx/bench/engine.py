@@ -77,8 +77,9 @@ def measure_engine(folder: Path, rounds: int, steps: int, overrides: Sequence[st
         use = set_threads(config)
         engine_times, bare_times, bare_losses = _alternate(config, rounds, steps)
     records = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    engine_losses = [record["loss"] for record in records if record["kind"] == "train"]
     windows = np.reshape(bare_losses, [-1, LOGGING_FREQ]).mean(axis=1)
+    train = [record["loss"] for record in records if record["kind"] == "train"]
+    engine_losses = train[: len(windows)]  # the last one is that of the update after the rounds
     return {
         "settings": [*SETTINGS, *overrides],
         "cpu": str(use),
