@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh tests/requirements.txt
 
-# one thread a process: results do not depend on the machine's cores, and several processes share two of them
+# one thread in pytest's own process; what tests start says its own number (Global.cpu_threads in tests/training.py)
 export OMP_NUM_THREADS=1 GLOG_minloglevel=2 PYTHONWARNINGS=ignore
 
 summary=() failed=0
