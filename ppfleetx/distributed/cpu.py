@@ -14,7 +14,8 @@ without dropout, one micro-batch a step; milliseconds a step on 1 → 2 threads,
     128     128     2      25 → 21      128     1024    16     146 → 116 (quickstart)
     256     32      2      26 → 19      tiny_gpt        0.25   30 → 28
 
-With one other busy process on the two cores: tiny_llama (0.25) 40 → 142, work 1 34 → 376, quickstart 380 → 627.
+(tiny_gpt has 4 micro-batches and dropout.) A second time, with others on the machine, work 1 took 15 → 32 and
+work 2 27 → 54; with more of them tiny_llama (0.25) 40 → 142, work 1 34 → 376, the quickstart 380 → 627.
 """
 
 from __future__ import annotations
