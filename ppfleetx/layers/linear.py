@@ -25,7 +25,7 @@ class _Linear(nn.Layer):
         self.weight = maker.create(self, f"{path}.weight")
         self.bias = maker.create(self, f"{path}.bias") if f"{path}.bias" in maker.specs else None
         self.edges = maker.edges
-        self._linear = _fused_linear if fused else F.linear
+        self._linear = _fused_linear if fused else _linear
 
 
 class ColumnParallelLinear(_Linear):
@@ -75,7 +75,7 @@ class _EnterAndMultiply(PyLayer):
         if whole is not None:
             dw = paddle.matmul(whole.wait().flatten(0, 1), rows, transpose_x=True).astype(weight.dtype)
         if wants_bias:
-            db = rows.sum(0).astype(ctx.bias_dtype)
+            db = _sum_of_rows(rows).astype(ctx.bias_dtype)
         gradients = (None if total is None else total.wait(), dw, db)
         return gradients if ctx.bias_dtype is not None else gradients[:2]  # one for each tensor that went in
 
@@ -88,11 +88,45 @@ class RowParallelLinear(_Linear):
         if self.edges.tensor is None:
             return self._linear(x, self.weight, self.bias)
         y = self.edges.leave(paddle.matmul(x, self.weight))
-        return y if self.bias is None else y + self.bias  # added once, after the sum
+        return _add_bias(y, self.bias)  # once, after the sum
+
+
+def _linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """x·W + b."""
+    if not x.place.is_cpu_place():
+        return F.linear(x, weight, bias)
+    return _add_bias(paddle.matmul(x, weight), bias)
 
 
 def _fused_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """Matmul and bias in one cuBLASLt kernel, where the device has it."""
     if bias is None or not has_kernel("fused_gemm_epilogue", x):
-        return F.linear(x, weight, bias)
+        return _linear(x, weight, bias)
     return paddle.incubate.nn.functional.fused_linear(x, weight, bias)
+
+
+def _add_bias(y: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+    """y + b, b over the last dim."""
+    if bias is None:
+        return y
+    return _AddBias.apply(y, bias) if y.place.is_cpu_place() else y + bias
+
+
+class _AddBias(PyLayer):
+    """On a CPU Paddle's own gradient of a bias takes a fifth of the quickstart's step (3.3.1)."""
+
+    @staticmethod
+    def forward(ctx: Any, y: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+        ctx.wants_bias = not bias.stop_gradient
+        return y + bias
+
+    @staticmethod
+    def backward(ctx: Any, dy: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+        return dy, _sum_of_rows(dy.flatten(0, -2)) if ctx.wants_bias else None
+
+
+def _sum_of_rows(rows: paddle.Tensor) -> paddle.Tensor:
+    """[n, out] → [out]; on a CPU as a product with ones, which is 50 times as fast."""
+    if not rows.place.is_cpu_place():
+        return rows.sum(0)
+    return paddle.matmul(paddle.ones([1, rows.shape[0]], rows.dtype), rows).squeeze(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -154,36 +153,36 @@ class TestThreads:
 
 
 class TestWhatIsSaid:
-    def lines(self, caplog, *overrides, file=QUICKSTART):
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "ppfleetx"):
-            logging.getLogger("ppfleetx").propagate = True
+    def lines(self, *overrides, file=QUICKSTART):
+        said: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:  # not caplog: earlier tests may have set the logger up
+            patch.setattr(cpu.logger, "info", lambda text, *values: said.append(text % values))
             cpu.set_threads(config(file, *overrides))
-        return caplog.messages
+        return said
 
-    def test_lines(self, machine, caplog, monkeypatch):
+    def test_lines(self, machine, monkeypatch):
         monkeypatch.setenv(KERNELS, "5")
         kernels = "MKL kernels for AVX2 on AMD (MKL_DEBUG_CPU_TYPE=5)"
-        assert self.lines(caplog) == [f"CPU: 8 threads a process (8 cores, 1 process), {kernels}"]
-        (line,) = self.lines(caplog, file=TINY)
+        assert self.lines() == [f"CPU: 8 threads a process (8 cores, 1 process), {kernels}"]
+        (line,) = self.lines(file=TINY)
         assert line == f"CPU: 1 thread a process (a very small model; 8 cores, 1 process), {kernels}"
-        said, warned = self.lines(caplog, "Global.cpu_threads=9")
+        said, warned = self.lines("Global.cpu_threads=9")
         assert said == f"CPU: 9 threads a process (Global.cpu_threads; 8 cores, 1 process), {kernels}"
         assert warned == "warning: 9 threads for 8 cores: they wait for each other"
         monkeypatch.setenv(OMP_THREADS, "2")
         monkeypatch.setenv("PADDLE_LOCAL_SIZE", "5")
-        said, warned = self.lines(caplog)
+        said, warned = self.lines()
         assert "CPU: 2 threads a process (OMP_NUM_THREADS; 8 cores, 5 processes)" in said and "10 threads" in warned
         assert machine == [8, 1, 9, 2], "what is said is what is set"
 
-    def test_kernels_that_are_not_as_wanted(self, machine, caplog, monkeypatch):
+    def test_kernels_that_are_not_as_wanted(self, machine, monkeypatch):
         """Paddle is imported already here."""
         late = "MKL's own kernels (Paddle was imported first: set MKL_DEBUG_CPU_TYPE=5 before, for faster ones)"
-        assert self.lines(caplog)[0].endswith(f"), {late}")
-        assert self.lines(caplog, "Global.cpu_kernels=off")[0].endswith("), MKL's own kernels")
+        assert self.lines()[0].endswith(f"), {late}")
+        assert self.lines("Global.cpu_kernels=off")[0].endswith("), MKL's own kernels")
         monkeypatch.setenv(KERNELS, "4")
         for choice in ("auto", "off"):
-            assert self.lines(caplog, f"Global.cpu_kernels={choice}")[0].endswith("MKL kernels (MKL_DEBUG_CPU_TYPE=4)")
+            assert self.lines(f"Global.cpu_kernels={choice}")[0].endswith("MKL kernels (MKL_DEBUG_CPU_TYPE=4)")
 
     def test_other_devices_are_left_alone(self, machine):
         other = config(TINY)

@@ -102,8 +102,8 @@ def communication_runs_beside_dw():
         return lambda: setattr(owner, name, original)
 
     expected = {
-        False: ["matmul", "sum beside", "matmul", "wait for sum"],
-        True: ["gather beside", "matmul", "scatter beside", "wait for gather", "matmul", "wait for scatter"],
+        False: ["matmul", "sum beside", "matmul", "matmul", "wait for sum"],  # dx; dW and db
+        True: ["gather beside", "matmul", "scatter beside", "wait for gather", "matmul", "matmul", "wait for scatter"],
     }
     for sequence_parallel, order in expected.items():
         layer, x = layer_and_input(sequence_parallel)
