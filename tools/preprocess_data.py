@@ -16,8 +16,9 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
-from ppfleetx.data.documents import DEFAULT_SUFFIXES, KINDS, SPLIT_BY
+from ppfleetx.config.errors import UserError
+from ppfleetx.data.command import add_reading_options, report
+from ppfleetx.data.documents import SPLIT_BY
 from ppfleetx.data.preprocess import PreprocessJob, preprocess_corpus
 from ppfleetx.data.progress import TerminalBar
 from ppfleetx.data.token_files import FORMATS
@@ -25,16 +26,8 @@ from ppfleetx.data.token_files import FORMATS
 
 def parse_args(argv: list[str] | None) -> PreprocessJob:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_reading_options(parser)
     add = parser.add_argument
-    add(
-        "--input",
-        dest="inputs",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="PATH",
-        help="files and folders of text; .json, .jsonl and .ndjson hold one object a line",
-    )
     add(
         "--output-prefix", "--output_prefix", required=True, metavar="PREFIX", help="path of the corpus, without suffix"
     )
@@ -50,27 +43,7 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
         default="megatron",
         help="megatron: .bin/.idx; fleetx: _ids.npy/_idx.npz (default: %(default)s)",
     )
-    add(
-        "--json-key",
-        "--json_key",
-        default="text",
-        metavar="KEY",
-        help="key of the text in JSON lines (default: %(default)s)",
-    )
-    add("--append-eos", "--append_eos", action="store_true", help="end every document with the end-of-document token")
-    add(
-        "--eos-token",
-        "--eos_token",
-        metavar="TOKEN",
-        help="the end-of-document token (default: what the tokenizer's files name, else a guess, which is said)",
-    )
-    add(
-        "--prepend-bos",
-        "--prepend_bos",
-        action="store_true",
-        help="begin every document with the begin-of-document token",
-    )
-    add("--bos-token", "--bos_token", metavar="TOKEN", help="that token (default: as for --eos-token)")
+    _add_marks(parser)
     add(
         "--shuffle",
         type=int,
@@ -86,24 +59,28 @@ def parse_args(argv: list[str] | None) -> PreprocessJob:
         default="file",
         help="what a document of plain text is (default: %(default)s)",
     )
-    add(
-        "--input-format",
-        "--input_format",
-        choices=KINDS,
-        default="auto",
-        help="text, or json (one object a line), for all files; auto goes by their endings (default: %(default)s)",
-    )
-    add(
-        "--suffix",
-        dest="suffixes",
-        nargs="+",
-        default=list(DEFAULT_SUFFIXES),
-        metavar=".EXT",
-        help=f"files taken from folders (default: {' '.join(DEFAULT_SUFFIXES)})",
-    )
     add("--workers", type=int, default=1, metavar="N", help="processes that tokenize (default: %(default)s)")
     add("--overwrite", action="store_true", help="replace a corpus that is there")
     return PreprocessJob(**vars(parser.parse_args(argv)))
+
+
+def _add_marks(parser: argparse.ArgumentParser) -> None:
+    """How documents begin and end."""
+    add = parser.add_argument
+    add("--append-eos", "--append_eos", action="store_true", help="end every document with the end-of-document token")
+    add(
+        "--eos-token",
+        "--eos_token",
+        metavar="TOKEN",
+        help="the end-of-document token (default: what the tokenizer's files name, else a guess, which is said)",
+    )
+    add(
+        "--prepend-bos",
+        "--prepend_bos",
+        action="store_true",
+        help="begin every document with the begin-of-document token",
+    )
+    add("--bos-token", "--bos_token", metavar="TOKEN", help="that token (default: as for --eos-token)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -113,9 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         with TerminalBar() as bar:
             summary = preprocess_corpus(job, bar)
     except UserError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return report(error)
     except KeyboardInterrupt:
         print(f"interrupted: nothing is written to {job.output_prefix}", file=sys.stderr)
         return 128 + signal.SIGINT

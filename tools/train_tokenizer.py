@@ -17,24 +17,17 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a script from a clone: find the package beside us
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ppfleetx.config.errors import EXIT_USER_ERROR, UserError
-from ppfleetx.data.documents import DEFAULT_SUFFIXES, KINDS, Reading
+from ppfleetx.config.errors import UserError
+from ppfleetx.data.command import add_reading_options, report
+from ppfleetx.data.documents import Reading
 from ppfleetx.data.progress import TerminalBar
 from ppfleetx.data.train_tokenizer import DURATIONS, MODEL_TYPES, train_sentencepiece
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_reading_options(parser)
     add = parser.add_argument
-    add(
-        "--input",
-        dest="inputs",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="PATH",
-        help="files and folders of text; .json, .jsonl and .ndjson hold one object a line",
-    )
     add(
         "--vocab-size",
         "--vocab_size",
@@ -50,28 +43,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         choices=MODEL_TYPES,
         default=MODEL_TYPES[0],
         help="default: %(default)s; takes " + ", ".join(f"{name} {duration}" for name, duration in DURATIONS.items()),
-    )
-    add(
-        "--input-format",
-        "--input_format",
-        choices=KINDS,
-        default="auto",
-        help="text, or json (one object a line), for all files; auto goes by their endings (default: %(default)s)",
-    )
-    add(
-        "--json-key",
-        "--json_key",
-        default="text",
-        metavar="KEY",
-        help="key of the text in JSON lines (default: %(default)s)",
-    )
-    add(
-        "--suffix",
-        dest="suffixes",
-        nargs="+",
-        default=list(DEFAULT_SUFFIXES),
-        metavar=".EXT",
-        help=f"files taken from folders (default: {' '.join(DEFAULT_SUFFIXES)})",
     )
     return parser.parse_args(argv)
 
@@ -91,9 +62,7 @@ def main(argv: list[str] | None = None) -> int:
                 on_progress=bar,
             )
     except UserError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return report(error)
     except KeyboardInterrupt:
         print(f"interrupted: {args.output}.model is not written", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -18,7 +18,7 @@ from ppfleetx.layers.spec import ParameterSpec
 
 #: slots that hold one number for a parameter, not one an element
 SCALAR_SLOTS = frozenset({"beta1_pow", "beta2_pow"})
-#: slot of float32 values beside half-precision weights, as runs stored them up to part 4; now the weights are float32
+#: slot of float32 values beside half-precision weights, as earlier versions stored them; now the weights are float32
 MASTER = "master"
 
 

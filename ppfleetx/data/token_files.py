@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from ppfleetx.data.errors import BadInputError
+
 
 @dataclass(frozen=True)
 class FileFormat:
@@ -98,18 +100,8 @@ class TokenFile:
     meta: CorpusMeta | None
 
 
-class BadCorpusError(Exception):
-    """A corpus that cannot be used. `open_corpus` turns it into a UserError, as it knows what the user wrote.
-
-    Attributes:
-        rule: what must hold of which file.
-        fix: what to do about it, or "".
-    """
-
-    def __init__(self, rule: str, fix: str = ""):
-        self.rule = rule
-        self.fix = fix
-        super().__init__(rule)
+class BadCorpusError(BadInputError):
+    """A corpus that cannot be used. `open_corpus` turns it into a UserError."""
 
 
 class _BadFileError(BadCorpusError):

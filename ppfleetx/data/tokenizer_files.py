@@ -7,22 +7,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from ppfleetx.data.errors import BadInputError
+
 #: share of vocabulary entries that no merge makes, above which merges.txt is taken for damaged
 _MAX_UNMADE_SHARE = 0.01
 
 
-class BadTokenizerError(Exception):
-    """A tokenizer's file that cannot be used. `load_tokenizer` turns it into a UserError.
-
-    Attributes:
-        rule: what must hold of which file.
-        fix: what to do about it, or "".
-    """
-
-    def __init__(self, rule: str, fix: str = ""):
-        self.rule = rule
-        self.fix = fix
-        super().__init__(rule)
+class BadTokenizerError(BadInputError):
+    """A tokenizer's file that cannot be used. `load_tokenizer` turns it into a UserError."""
 
 
 def read_content(file: Path) -> bytes:

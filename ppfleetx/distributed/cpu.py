@@ -101,17 +101,14 @@ def set_threads(config: Config) -> CpuUse | None:
         return None
     from paddle.base import core
 
-    use = in_use(config)
-    core.set_num_threads(use.threads)
     processes, own = local_size_of_launch(), cores()
-    why = _threads(config, own, os.environ)[1]
+    threads, why = _threads(config, own, os.environ)
+    core.set_num_threads(threads)
     there = f"{_count(own, 'core')}, {_count(processes, 'process', 'es')}"
-    logger.info("CPU: %s a process (%s%s), %s", _count(use.threads, "thread"), why, there, _kernels_line(config.Global))
-    if use.threads * processes > own and use.threads > 1:
-        logger.info(
-            "warning: %d threads for %s: they wait for each other", use.threads * processes, _count(own, "core")
-        )
-    return use
+    logger.info("CPU: %s a process (%s%s), %s", _count(threads, "thread"), why, there, _kernels_line(config.Global))
+    if threads * processes > own and threads > 1:
+        logger.info("warning: %d threads for %s: they wait for each other", threads * processes, _count(own, "core"))
+    return CpuUse(threads, os.environ.get(KERNELS, ""))
 
 
 def in_use(config: Config) -> CpuUse:

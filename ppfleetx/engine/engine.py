@@ -26,7 +26,7 @@ from ppfleetx.engine.failures import EXIT_SAVE_FAILED, EXIT_STOPPED, RunError
 from ppfleetx.engine.output_dir import newest_moved, prepared_output_dir
 from ppfleetx.engine.progress import Progress
 from ppfleetx.engine.run_log import RunLog
-from ppfleetx.engine.step import NotFinite, StepResult, TrainStep, make_pipeline
+from ppfleetx.engine.step import NotFinite, StepResult, TrainStep
 from ppfleetx.engine.stop import StopRequests
 from ppfleetx.metrics.console import ALL_RANKS_LOGGER
 from ppfleetx.metrics.records import EvalRecord
@@ -209,8 +209,7 @@ class Engine:
             raise UserError(
                 Problem(KEY, self.config.Engine.save_load.ckpt_dir, rule, f"-o {KEY}=auto, or a step_N folder")
             )
-        split = section_to_evaluate(self.config, data.evaluated)  # whose sequences may be of another length
-        self.train_step.evaluation_pipeline = make_pipeline(self.config, self.context, split)
+        self.train_step.will_evaluate(section_to_evaluate(self.config, data.evaluated))
         began = time.perf_counter()
         loss, batches = self.evaluate(data)
         cost_s = (time.perf_counter() - began) / max(batches, 1)

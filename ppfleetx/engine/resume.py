@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HEADS = "Model.num_attention_heads"
-_STRICT = "Engine.save_load.strict"
 
 logger = logging.getLogger("ppfleetx")
 
@@ -80,7 +79,7 @@ def read(engine: Engine, data: RunData, path: Path, weights_only: bool = False) 
         raise UserError(Problem(KEY, str(path), rule, fix))
     pieces = engine.trainable.pieces()
     slots = frozenset() if starts_anew or weights_only else slots_of(engine.config.Optimizer.name)
-    if engine.config.Engine.save_load.strict:
+    if section.strict:
         _check_complete(engine.config, pieces, saved, slots)
     optimizer = _checked(saved, lambda: read_optimizer(pieces, saved, slots))
     position = None if starts_anew or not saved.manifest.progress else _checked(saved, lambda: _position(engine, saved))
@@ -146,7 +145,7 @@ def _known_streams(saved: dict[str, Any], own: dict[str, Any]) -> tuple[dict[str
 
 
 def _scaler(stored: Any, layout: Any) -> dict[str, Any]:
-    """The loss scaler's state. Up to part 4 it was that of Paddle's: the scale of all data ranks of the layout together."""
+    """The loss scaler's state. Earlier versions stored that of Paddle's: the scale of all data ranks together."""
     try:
         if "scale" in stored:
             data_degree = layout["dp"] * layout["sharding"]
@@ -275,7 +274,8 @@ def _check_complete(config: Config, pieces: Sequence[Piece], saved: Checkpoint, 
         for slot in sorted(expected):
             if _lacks(saved, piece, slot):
                 rule = f"it has no {slot} of {piece.name}, from which {config.Optimizer.name} goes on"
-                fix = f"-o {_STRICT}=false begins anew what is missing; weights_only=true takes the weights into a new run"
+                anew = "-o Engine.save_load.strict=false begins anew what is missing"
+                fix = f"{anew}; weights_only=true takes the weights into a new run"
                 raise UserError(Problem(KEY, str(saved.path), rule, fix))
 
 

@@ -72,8 +72,12 @@ class TrainStep:
         self.loss = ParallelCrossEntropy(config.Model.vocab_size, edges_of(config, context))
         assert config.Data.Train is not None
         self.pipeline = make_pipeline(config, context, config.Data.Train)
-        # sequences of evaluation may be of another length
-        self.evaluation_pipeline = make_pipeline(config, context, config.Data.Eval or config.Data.Train)
+        self._config = config
+        self.will_evaluate(config.Data.Eval or config.Data.Train)
+
+    def will_evaluate(self, data: SplitConfig) -> None:
+        """What `evaluate` is about from now on: its sequences may be of another length than those of training."""
+        self._evaluation_pipeline = make_pipeline(self._config, self.context, data)
 
     def run(self, batch: Batch, learning_rate: float, fault: Fault) -> StepResult:
         """One update from this rank's part of the global batch; every rank must call it.
@@ -110,7 +114,7 @@ class TrainStep:
         """(sum of the losses, number of predicted tokens) of the global batch; every rank must call it."""
         batch = self._own_part(batch)
         micro_batches = self._micro_batches(batch)
-        losses = self.evaluation_pipeline.evaluate(
+        losses = self._evaluation_pipeline.evaluate(
             len(micro_batches), lambda i, x, chunk: self._compute(micro_batches[i], x, chunk)
         )
         total = sum((float(loss.item()) for loss in losses), 0.0)

@@ -60,10 +60,10 @@ class ParallelCrossEntropy(nn.Layer):
             losses = F.cross_entropy(logits.astype("float32"), labels, reduction="none", ignore_index=IGNORE_INDEX)
             if not losses.place.is_cpu_place() or losses.max() < _CAPPED_FROM:
                 return losses
-        return _CutCrossEntropy.apply(logits, labels - start, counts.astype("float32"), tokens, self.edges.tensor)
+        return _CrossEntropy.apply(logits, labels - start, counts.astype("float32"), tokens, self.edges.tensor)
 
 
-class _CutCrossEntropy(PyLayer):
+class _CrossEntropy(PyLayer):
     """The loss from each rank's columns, of which the last may be padding; a rank may hold nothing else."""
 
     @staticmethod

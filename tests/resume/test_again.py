@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import pytest
-
 from ppfleetx.checkpoint.manifest import MANIFEST
+from tests.resume.short_run import AUTO, SMALL, from_path
 from tests.training import Outcome, same_weights, train
-
-SMALL = ("Model.num_layers=1", "Model.hidden_size=32", "Engine.save_load.save_steps=1")
-AUTO = "Engine.save_load.ckpt_dir=auto"
-
-
-def from_path(path: Path) -> str:
-    return f"Engine.save_load.ckpt_dir={path}"
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step_0*"))
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Outcome:
-    """3 updates, each saved; copied by tests that go on from it."""
-    run = train(tmp_path_factory.mktemp("stopped"), *SMALL, "Engine.max_steps=3")
-    assert run.code == 0
-    return run
-
-
-@pytest.fixture
-def copy(stopped, tmp_path) -> Path:
-    return shutil.copytree(stopped.output, tmp_path / "run")
 
 
 def test_the_warning_tells_how_to_go_on_and_that_works(copy, stopped, capsys):

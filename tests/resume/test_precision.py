@@ -1,4 +1,4 @@
-"""What half-precision runs stored up to part 4, weights in half beside float32 masters, goes on in float32, whatever the
+"""What half-precision runs of earlier versions stored, weights in half beside float32 masters, goes on in float32, whatever the
 precision. (Whole runs in half precision: tests/device.)"""
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -35,12 +34,6 @@ def stopped(tmp_path_factory) -> Outcome:
     run = train(tmp_path_factory.mktemp("stopped"), *RUN, "Engine.max_steps=5")
     assert run.code == 0
     return run
-
-
-@pytest.fixture
-def copy(stopped, tmp_path):
-    """A copy of the stopped run's folder."""
-    return shutil.copytree(stopped.output, tmp_path / "run")
 
 
 def test_c66_c67_five_and_five_equal_ten(copy, straight):

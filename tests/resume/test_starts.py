@@ -23,31 +23,12 @@ from ppfleetx.distributed.cpu import KERNELS, CpuUse
 from ppfleetx.engine import output_dir
 from ppfleetx.engine.debug import Fault
 from ppfleetx.engine.resume import _same_places
-from tests.training import REPO, Outcome, train, train_on
-
-SMALL = ("Model.num_layers=1", "Model.hidden_size=32", "Engine.save_load.save_steps=1")
-AUTO = "Engine.save_load.ckpt_dir=auto"
-
-
-def from_path(path: Path | str) -> str:
-    return f"Engine.save_load.ckpt_dir={path}"
+from tests.resume.short_run import AUTO, SMALL, from_path
+from tests.training import REPO, train, train_on
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step_*"))
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory) -> Outcome:
-    """3 updates, each saved; copied by tests that go on from it."""
-    run = train(tmp_path_factory.mktemp("stopped"), *SMALL, "Engine.max_steps=3")
-    assert run.code == 0
-    return run
-
-
-@pytest.fixture
-def copy(stopped, tmp_path) -> Path:
-    return shutil.copytree(stopped.output, tmp_path / "run")
 
 
 class TestNames:
